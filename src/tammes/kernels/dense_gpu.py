@@ -460,6 +460,7 @@ def forward_pass(
         *(products, given(class_inverses), given(bias), labels, softmax, others, given(rivals)),
         *(given(valid), target, slopes, ignored, margin.similarity, classes, float(scale)),
         *(_lift(low), unit and low is None, bias is not None, entropy is not None),
+        _covers_target(entropy is not None, unit, low),
     )
     _launch("softmax_of_others", key, count, scores, {"BLOCK": block}, _warps(block))
     kept = (inverse, own_inverse, class_inverses, None if low is None else keys, softmax)
@@ -502,11 +503,15 @@ def backward_pass(
     d_features = None
     if need_features:
         d_features = multiply(softmax, prototypes if keys is None else keys)
-    own_rows = torch.empty_like(features)
+    whole = _covers_target(entropy is not None, unit, low)
+    own_rows = features if whole else torch.empty_like(features)
     # In a large batch, the gradient of a row may underflow in float16.
     weighted = torch.empty_like(features, dtype=None if low is torch.float16 else low)
     parts = own_rows if entropy is None else features.new_empty(count)
-    flags = (unit, angles, valid is not None, low is None, need_features, entropy is not None, mean)
+    flags = (
+        *(unit, angles, valid is not None, low is None, need_features),
+        *(entropy is not None, whole, mean),
+    )
     key = None
     if _aligned(features, prototypes, labels, valid, d_target, d_gap, d_opposite, d_others):
         key = (features.device.index, count, classes, size, ignored, low, *flags)
@@ -525,7 +530,8 @@ def backward_pass(
         d_prototypes = multiply(softmax.t(), left)
         if most is not None:
             d_prototypes *= most
-        d_prototypes.index_add_(0, labels, own_rows)
+        if not whole:
+            d_prototypes.index_add_(0, labels, own_rows)
         if unit:
             rows = d_prototypes, prototypes, class_inverses, size, low is None
             _launch("through_lengths", key, classes, rows, {"BLOCK": block}, _warps(block))
@@ -538,9 +544,17 @@ def backward_pass(
         d_bias = d_bias if most is None else d_bias * most
         if entropy is None:
             d_bias.index_add_(0, labels, d_target)
-        else:
+        elif not whole:
             d_bias.index_add_(0, labels, parts, alpha=-_lift(low))
     return d_features, d_prototypes, d_bias
+
+
+def _covers_target(entropy: bool, unit: bool, low: torch.dtype | None) -> bool:
+    """Whether the products of the backward pass include the target class.
+
+    Otherwise its part is computed in single precision, and from differences of unit vectors.
+    """
+    return entropy and not unit and low is None
 
 
 def _lift(low: torch.dtype | None) -> float:

@@ -182,6 +182,7 @@ def softmax_of_others(
     HAS_FACTORS: tl.constexpr,
     HAS_SHIFTS: tl.constexpr,
     LOSS: tl.constexpr,
+    WHOLE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Log-sum-exp of the other classes' scores, and their softmax times ``lift`` and the factors.
@@ -189,7 +190,8 @@ def softmax_of_others(
     A score is ``scale (product factor + shift)``; a shift of ``-inf`` masks a class, and the other
     classes that are not masked are counted. The softmax may overwrite the products. With LOSS,
     ``others`` gets the cross entropy at the target minus ``margin`` instead, and ``slopes`` its
-    derivative; both are 0 where ``valid`` has the value ``ignored``.
+    derivative; both are 0 where ``valid`` has the value ``ignored``. With WHOLE the softmax has -1
+    for the target class, else 0.
     """
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels + row)
@@ -243,7 +245,7 @@ def softmax_of_others(
             value = lift * factor
         if HAS_SHIFTS:
             f += tl.load(shifts + column, mask=known, other=0.0) * scale
-        value = tl.where(column != label, tl.exp(f - base), 0.0) * value
+        value = tl.where(column != label, tl.exp(f - base) * value, -1.0 if WHOLE else 0.0)
         at = softmax + row * classes + column
         tl.store(at, value.to(softmax.dtype.element_ty), mask=known)
 
@@ -299,6 +301,7 @@ def pair_back(
     SCALED: tl.constexpr,
     HAS_QUERY: tl.constexpr,
     LOSS: tl.constexpr,
+    WHOLE: tl.constexpr,
     MEAN: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -312,7 +315,7 @@ def pair_back(
     With LOSS the numbers belong to a cross entropy: ``d_others`` has its slopes, ``d_target`` the
     gradient of the loss, a single number, which MEAN divides by the second one in ``d_gap``, and
     with ANGLES ``d_opposite`` has the derivative of the target by the cosine. The factor of each
-    row is written to ``parts``.
+    row is written to ``parts``. With WHOLE, the products include the target class.
     """
     row = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, BLOCK)
@@ -354,10 +357,13 @@ def pair_back(
         d_w = closer * (x - sign * w)
         if SCALED:
             d_w *= own_inverse
+    elif WHOLE:
+        d_x = 0.0
     else:
         d_x = closer * w
         d_w = closer * x
-    tl.store(own_rows + at, d_w, mask=inside)
+    if not WHOLE:
+        tl.store(own_rows + at, d_w, mask=inside)
     tl.store(weighted + at, (x * part).to(weighted.dtype.element_ty), mask=inside)
     if HAS_QUERY:
         d_x += tl.load(d_query + at, mask=inside, other=0.0) * part
