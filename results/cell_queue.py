@@ -17,7 +17,7 @@ from typing import Any
 
 from tammes.lab.data.sources.loading import say
 from tammes.lab.records.atomic_io import writable
-from tammes.lab.reproduce.collect import lacks
+from tammes.lab.reproduce.collect import lacks_curves
 from tammes.lab.reproduce.ledger import Ledger
 from tammes.lab.reproduce.recipe import PlannedCell
 from tammes.lab.reproduce.run import NothingToRun, RunnerSettings, Selection, reproduce
@@ -231,14 +231,17 @@ def _path(selection: Selection, out: Path, *, quick: bool) -> Path:
 def share_entries(
     selection: Selection, lines: Sequence[QueueLine], out: Path, *, quick: bool = False
 ) -> None:
-    """Copy entries of runs that other recipes of a queue have into the ledger of a selection."""
+    """Copy entries of runs that other recipes of a queue have into the ledger of a selection.
+
+    Claims about extras that such an entry lacks stay open.
+    """
     recipe, path = selection.recipe, _path(selection, out, quick=quick)
     others = {_path(line.selection, out, quick=quick) for line in lines} - {path}
     done = {
         (entry.digest, entry.seed): (ledger, entry)
         for ledger in (Ledger.read(other) for other in sorted(others) if other.exists())
         for entry in ledger.cells
-        if entry.status == "done" and not lacks(recipe, entry)
+        if entry.status == "done" and not lacks_curves(recipe, entry)
     }
     own = _ledger(selection, out, quick=quick)
     shared = [

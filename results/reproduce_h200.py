@@ -89,7 +89,7 @@ MUST: dict[str, list[Line]] = {
         ("kobayashi2019/table4", ["lgm_warm"], CIFAR, 1, 4),
     ],
     "multiples": [("liu2016/cifar", ["m1", "m2", "m3", "m4"], CIFAR, 1, 4)],
-    "large": [("kobayashi2024/cifar", ["sce_direct_nca"], ["way32_sibling"], 1, 7)],
+    "large": [("kobayashi2024/cifar", ["sce_direct_nca"], ["way32_84"], 1, 7)],
     "margins": [
         ("zhou2022/table1", [f"{row}{sm}" for row in TEN for sm in ("", "_sm")], CIFAR, 1, 6.5)
     ],
@@ -148,6 +148,13 @@ PHASES: dict[str, list[Line]] = {
         ("kobayashi2024/cub", PAIR, ["way32_former"], 1, 5),
         ("liu2020/cub", ["cosine", "negative_cosine"], ["resnet12_adam"], 1, 4),
     ],
+    "prototypes": [("kobayashi2024/cifar", ["sce+proto", "sce_direct_proto"], ["way32"], 3, 2.5)],
+    "negative": [
+        ("liu2020/table6", None, ["cifar"], 3, 2.5),
+        ("liu2020/sweep", ["inner_0", "inner_-0.3"], ["cifar"], 3, 2.5),
+        ("liu2020/fig9", None, ["inner"], 3, 2.5),
+    ],
+    "floor": [("liu2016/cifar", ["m4_floor"], CIFAR, 1, 4)],
     "long": [("kobayashi2024/cifar", ["nca", "sce_direct_nca"], ["way32_long"], 1, 5)],
 }  # fmt: skip
 

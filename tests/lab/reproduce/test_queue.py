@@ -255,6 +255,13 @@ def test_an_entry_without_the_curves_of_a_recipe_is_not_copied_to_it(tmp_path, c
     assert called == [[("made/drawn", ["a"], ["short"])]]
 
 
+def test_an_entry_without_the_extras_of_a_recipe_is_copied_to_it(tmp_path, called):
+    watching = read({**PLAIN, "keep": ["health"]}, "made/watching")
+    write(tmp_path, (RECIPE.cell("a", "short", 0), {}))
+    assert run_queue([line(), line(recipe=watching)], tmp_path, seconds=600, engine=ONE).cells == 0
+    assert called == []
+
+
 # -------------------------------------------------------------------------------- the script
 
 

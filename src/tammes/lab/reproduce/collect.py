@@ -103,10 +103,15 @@ def failed_entry(planned: PlannedCell, reason: str) -> Entry:
 
 def lacks(recipe: Recipe, entry: Entry) -> bool:
     """Return whether an entry lacks curves or extras that the recipe now keeps."""
-    curves = entry.status == "done" and entry.curves and not {*recipe.curves} <= {*entry.curves}
     # Scatter points are kept for two-dimensional features only.
     kept = {*recipe.keep} - {"scatter"}
-    return bool(curves) or (entry.status == "done" and not kept <= {*entry.kept})
+    extras = entry.status == "done" and not kept <= {*entry.kept}
+    return extras or lacks_curves(recipe, entry)
+
+
+def lacks_curves(recipe: Recipe, entry: Entry) -> bool:
+    """Return whether an entry has curves, but not all that the recipe now keeps."""
+    return entry.status == "done" and bool(entry.curves) and not {*recipe.curves} <= {*entry.curves}
 
 
 def tuning_score(trial: PlannedCell, run: Run) -> dict[str, Any] | None:
