@@ -12,6 +12,7 @@ from torch.testing import assert_close
 from torch.utils.checkpoint import checkpoint
 
 import tammes
+from tammes.criterion import criterion as criterion_module
 from tammes.kernels import compiled_split, dense, dense_gpu, dispatch
 from tammes.kernels.dense import dense_split
 from tammes.kernels.problem import Margin, Problem
@@ -198,6 +199,23 @@ def test_products_in_half_precision_lose_no_more_than_their_inputs(similarity, l
     for expected, value in zip(*found, strict=True):
         apart = (value - expected).norm() / expected.norm()
         assert apart < (2e-3 if low is torch.float16 else 1.5e-2)
+
+
+@pytest.mark.parametrize("loss", [tammes.softmax(), tammes.focal()])
+@pytest.mark.parametrize("low", [None, torch.float16])
+def test_gradients_of_a_bias_are_summed_in_chunks_of_the_batch(loss, low, used, monkeypatch):
+    # 3 chunks and 3 tiles of classes, the last ones not full.
+    monkeypatch.setattr(dense_gpu, "_CHUNK", 32)
+    monkeypatch.setattr(dense_gpu, "_TILE", 16)
+    monkeypatch.setattr(criterion_module, "product_dtype", lambda device: low)
+    criterion = tammes.Criterion(tammes.LinearHead(8, 41), loss)
+    features, labels = torch.randn(70, 8), torch.randint(41, (70,))
+    labels[3] = labels[66] = -100
+    found = results(criterion, features, labels)["head.bias"]
+    assert used
+    expected = exact(criterion, features, labels)["head.bias"]
+    # Of all that enters the sums, only the softmax is in half precision.
+    assert (found - expected).norm() < (1e-6 if low is None else 1e-3) * expected.norm()
 
 
 @pytest.mark.parametrize("frozen", ["features", "prototypes"])

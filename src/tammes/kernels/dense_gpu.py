@@ -35,6 +35,8 @@ _KEPT = ("inverse", "own_inverse", "class_inverses", "keys", "softmax")
 _FORWARD = (*_NUMBERS, "rivals", *_KEPT)
 _OTHERWISE = OF_SCORES | {"hardest", "mean", "rest"}
 """Numbers that these kernels do not compute."""
+_CHUNK, _TILE = 1024, 64
+"""Rows that a program sums for the gradient of a bias, and its tile of rows and classes."""
 AT_ONCE = 1 << 14
 """Batch size up to which one Triton program goes over the examples faster than torch does."""
 ANYWHERE = False
@@ -536,16 +538,19 @@ def backward_pass(
             rows = d_prototypes, prototypes, class_inverses, size, low is None
             _launch("through_lengths", key, classes, rows, {"BLOCK": block}, _warps(block))
     if need_bias:
-        assert d_others is not None
-        assert d_target is not None
-        parts = d_others * factor if entropy is None else parts
-        part, most = (parts, None) if low is None else halved(parts, low)
-        d_bias = multiply(part.unsqueeze(0), softmax).squeeze(0)
-        d_bias = d_bias if most is None else d_bias * most
+        # With a cross entropy, the target class has -1 in the gradient of the scores.
+        own, own_factor = d_target, 1.0
         if entropy is None:
-            d_bias.index_add_(0, labels, d_target)
-        elif not whole:
-            d_bias.index_add_(0, labels, parts, alpha=-_lift(low))
+            assert d_others is not None
+            parts = d_others * factor
+        else:
+            own, own_factor = parts, 0.0 if whole else -_lift(low)
+        chunks, blocks = (count + _CHUNK - 1) // _CHUNK, (classes + _TILE - 1) // _TILE
+        sums = features.new_empty(chunks, classes)
+        columns = softmax, parts, labels, own, sums, count, classes, own_factor
+        constants = {"CHUNK": _CHUNK, "TILE": _TILE}
+        _launch("column_sums", key, chunks * blocks, columns, constants)
+        d_bias = sums.sum(0) if chunks > 1 else sums.view(classes)
     return d_features, d_prototypes, d_bias
 
 

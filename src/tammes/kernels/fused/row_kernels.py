@@ -389,3 +389,38 @@ def through_lengths(gradient, vectors, inverses, size, SCALED: tl.constexpr, BLO
     if not SCALED:
         g *= inverse
     tl.store(gradient + at, g, mask=inside)
+
+
+@triton.jit
+def column_sums(
+    matrix,
+    weights,
+    labels,
+    own,
+    sums,
+    count,
+    classes,
+    own_factor,
+    CHUNK: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Add up the rows of a matrix times their weights, by chunks: the gradient of a bias.
+
+    Each row also adds ``own`` times ``own_factor`` to the column of its label.
+    """
+    blocks = tl.cdiv(classes, TILE)
+    chunk = tl.program_id(0) // blocks
+    column = tl.program_id(0) % blocks * TILE + tl.arange(0, TILE)
+    known = column < classes
+    total = tl.zeros((TILE,), tl.float32)
+    for start in range(0, tl.minimum(count - chunk * CHUNK, CHUNK), TILE):
+        row = chunk * CHUNK + start + tl.arange(0, TILE)
+        inside = row < count
+        weight = tl.load(weights + row, mask=inside, other=0.0)
+        at = row.to(tl.int64)[:, None] * classes + column[None, :]
+        values = tl.load(matrix + at, mask=inside[:, None] & known[None, :], other=0.0)
+        extra = tl.load(own + row, mask=inside, other=0.0) * own_factor
+        here = tl.load(labels + row, mask=inside, other=-1)[:, None] == column[None, :]
+        values = values.to(tl.float32) * weight[:, None] + tl.where(here, extra[:, None], 0.0)
+        total += tl.sum(values, 0)
+    tl.store(sums + chunk.to(tl.int64) * classes + column, total, mask=known)
