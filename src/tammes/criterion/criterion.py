@@ -395,8 +395,9 @@ class Criterion(nn.Module):
         """Whether a call changes states, schedules or an adaptive scale."""
         # Reading an attribute takes a module as long as torch takes for an operation.
         modules = cast(dict[str, nn.Module], self._modules)
-        known = modules["states"]._modules or modules["schedules"]._modules
-        return bool(known) or modules["head"]._buffers["adaptive_scale"] is not None
+        # By length: torch 2.11 cannot compile the truth of these dictionaries.
+        known = len(modules["states"]._modules) + len(modules["schedules"]._modules)
+        return known > 0 or modules["head"]._buffers["adaptive_scale"] is not None
 
     def schedule(self, *, by_hand: bool | None = None, **schedules: Schedule) -> Self:
         """Attach schedules to settings by name.
