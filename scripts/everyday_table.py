@@ -1,9 +1,10 @@
 """Print the times of the everyday call relative to code by hand, for docs/kernels.md.
 
-    python scripts/everyday_table.py cpu     one and two threads
-    python scripts/everyday_table.py cuda    float32 and bfloat16 autocast
+    python scripts/everyday_table.py cpu         one and two threads
+    python scripts/everyday_table.py cuda        float32 and bfloat16 autocast
+    python scripts/everyday_table.py compiled    CosFace under torch.compile, likewise
 
-The numbers are from ``results/everyday_cpu.json`` and ``results/everyday_cuda.json``.
+The numbers are from ``results/everyday_NAME.json``.
 """
 
 import json
@@ -54,9 +55,9 @@ def _joined(texts: Any) -> str:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Print the table of a device."""
-    (device,) = sys.argv[1:] if words is None else words
-    print(table(json.loads((RESULTS / f"everyday_{device}.json").read_text())["rows"]))
+    """Print a table."""
+    (name,) = sys.argv[1:] if words is None else words
+    print(table(json.loads((RESULTS / f"everyday_{name}.json").read_text())["rows"]))
 
 
 if __name__ == "__main__":
