@@ -217,6 +217,15 @@ def test_terms_are_compared_at_the_first_step_only():
     assert "gradient-ratio" not in found(linear(tammes.softmax() + tammes.nca()), losses=FALLING)
 
 
+def test_a_large_first_gradient_of_distances_is_a_note():
+    # Longer features than prototypes, as those of a convolutional network.
+    criterion, (features, labels) = tammes.LargeMarginGaussian(DIM, CLASSES), batch()
+    finding = found(criterion, 10 * features, labels, lr=0.1)["first-gradient"]
+    assert finding.severity == "note"
+    assert "may train worse" in str(finding)
+    assert "first-gradient" not in found(criterion, 10 * features, labels, lr=0.001)
+
+
 def test_adaptive_optimizers_have_no_first_gradient():
     criterion = linear(tammes.nca())
     for kind, expected in ((torch.optim.SGD, True), (torch.optim.Adam, False)):

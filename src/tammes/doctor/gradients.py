@@ -49,8 +49,9 @@ def first_gradient(snapshot: Snapshot) -> Finding | None:
     It is compared with the gradient of a softmax on the same features with a new linear head, whose
     rows have the norm :math:`1/\sqrt3`: :math:`\sqrt{(1 - 1/C)/3}` per example. Cosine losses are
     left out: their gradient is orthogonal to the feature, whose norm grows until steps are small.
-    So are distances to prototypes, which move to the features: on digits, warm-up makes no
-    difference to ``large_margin_gaussian`` (4 seeds), whose gradient is 30 times as large.
+    Distances to prototypes get a note, since it depends on the data: a warm-up makes no difference
+    to ``large_margin_gaussian`` on digits (4 seeds), and lowers its error on CIFAR-100 from 77 to
+    28 %, with gradients that are 30 and 27 times as large.
     """
     if snapshot.started or snapshot.lr is None or snapshot.adaptive:
         return None
@@ -61,13 +62,15 @@ def first_gradient(snapshot: Snapshot) -> Finding | None:
     ratio = largest.gradient / math.sqrt((1 - 1 / snapshot.classes) / 3)
     if ratio <= RATIO or ratio * snapshot.lr <= RATIO * USUAL_RATE:
         return None
+    distance = largest.term.definition.on != "features" and not snapshot.has_angle
     return Finding(
         f"the gradient of {largest.name} is {ratio:.3g} times that of a softmax on the same "
         f"features, at a first learning rate of {snapshot.lr:g}",
         "the first steps are as large as a softmax's at a learning rate of "
-        f"{ratio * snapshot.lr:.2g}, and train worse without saying so",
+        f"{ratio * snapshot.lr:.2g}, and {'may ' if distance else ''}train worse without saying so",
         f"warm the learning rate up from {USUAL_RATE / ratio:.2g} over the first epochs, normalise "
         f"the features, or multiply the loss by {1 / ratio:.2g}",
+        "note" if distance else "warning",
     )
 
 
@@ -76,9 +79,4 @@ def _limits_itself(snapshot: Snapshot, reading: TermReading) -> bool:
     needs = reading.term.definition
     if needs.on == "features":
         return bool(reading.term.settings.get("normalize", False))
-    return (
-        needs.on in ("prototypes", "proxies")
-        or needs.cosines
-        or snapshot.is_cosine
-        or not snapshot.has_angle
-    )
+    return needs.on in ("prototypes", "proxies") or needs.cosines or snapshot.is_cosine
