@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 import tammes
 from tammes.lab.report.charts import distributions, loss_curves, paper_figures
-from tammes.lab.report.charts.chart import Arrow, Ball, Bars, Line, Points, Rule
+from tammes.lab.report.charts.chart import Arrow, Ball, Bars, Chart, Line, Panel, Points, Rule
 from tammes.lab.report.charts.distributions import shown_classes
 from tammes.lab.report.charts.loss_curves import over_angle, split_at, term_named
 from tammes.lab.report.charts.paper_figures import boundaries
@@ -331,6 +331,16 @@ def test_spheres_are_titled_with_their_class_margin():
         {"one": (prototypes, prototypes), "two": (prototypes, prototypes)}
     )
     assert [axes.get_title() for axes in figure.axes] == ["one: 109.47°", "two: 109.47°"]
+
+
+def test_long_titles_of_panels_stay_within_the_figure_and_apart():
+    long = Panel([Line([0, 1], [0, 1])], "Class margin during training: CIFAR-100, long-tailed 100")
+    figure = matplotlib_charts.draw(Chart([long, long]))
+    figure.draw_without_rendering()
+    left, right = (axes.title.get_window_extent() for axes in figure.axes)
+    assert left.x0 >= 0
+    assert left.x1 < right.x0
+    assert right.x1 <= figure.bbox.x1
 
 
 def test_the_scatter_shows_each_class_in_its_place(generator):

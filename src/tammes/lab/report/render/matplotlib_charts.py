@@ -8,6 +8,7 @@ import io
 import itertools
 import math
 import os
+import textwrap
 import warnings
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,8 @@ _MARKS = ("o", "D", "s")
 _SMALL = 8
 _FAR = 0.25
 """Opacity on the far side of a sphere."""
+_LETTERS = 10.5
+"""Letters of a panel's title in an inch, at the most."""
 _INSIDE = 30
 """Longest legend entry, in characters, that is placed inside the panel."""
 
@@ -45,6 +48,7 @@ def draw(chart: Chart) -> Any:
     for place, panel in enumerate(chart.panels, 1):
         options = {"projection": "3d"} if panel.has(charts.Ball) else {}
         axes = figure.add_subplot(rows, columns, place, **options)
+        axes.set_title(textwrap.fill(_plain(panel.title), int(_LETTERS * wide)), fontsize=10)
         _draw_panel(figure, axes, panel)
         names = axes.get_legend_handles_labels()[1]
         if chart.one_legend or len(names) < 2:
@@ -99,7 +103,6 @@ def _label(name: str) -> str:
 
 
 def _draw_panel(figure: Any, axes: Any, panel: Panel) -> None:
-    axes.set_title(_plain(panel.title), fontsize=10)
     for layer in panel.layers:
         _draw_layer(figure, axes, layer)
     axes.set_xlabel(_plain(panel.x), fontsize=9)
