@@ -343,6 +343,17 @@ def test_long_titles_of_panels_stay_within_the_figure_and_apart():
     assert right.x1 <= figure.bbox.x1
 
 
+@pytest.mark.parametrize("lines", [8, 9])
+def test_panels_with_many_lines_share_a_legend_below_them(lines):
+    names = [f"line {number}" for number in range(lines)]
+    panels = [Panel([Line([0, 1], [0, 1], name) for name in own]) for own in (names, ["other"])]
+    figure = matplotlib_charts.draw(Chart(panels))
+    shown = [text.get_text() for legend in figure.legends for text in legend.texts]
+    assert shown == ([] if lines == 8 else [*names, "other"])
+    assert (figure.axes[0].get_legend() is None) == (lines == 9)
+    assert figure.axes[1].get_legend() is None
+
+
 def test_the_scatter_shows_each_class_in_its_place(generator):
     features, labels = torch.randn(12, 2, generator=generator), torch.arange(12) % 3
     lines = lines_of(distributions.feature_scatter(features, labels, names=["a", "b", "c"]))

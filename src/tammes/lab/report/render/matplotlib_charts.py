@@ -10,6 +10,7 @@ import math
 import os
 import textwrap
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ _FAR = 0.25
 """Opacity on the far side of a sphere."""
 _LETTERS = 10.5
 """Letters of a panel's title in an inch, at the most."""
+_CROWDED = 8
+"""Most legend entries in one of several panels."""
 _INSIDE = 30
 """Longest legend entry, in characters, that is placed inside the panel."""
 
@@ -45,28 +48,46 @@ def draw(chart: Chart) -> Any:
     figure = require("matplotlib.figure", extra="lab").Figure(
         figsize=(wide * columns, high * rows + 0.3 * bool(chart.title)), layout="constrained"
     )
+    panels = []
     for place, panel in enumerate(chart.panels, 1):
         options = {"projection": "3d"} if panel.has(charts.Ball) else {}
         axes = figure.add_subplot(rows, columns, place, **options)
         axes.set_title(textwrap.fill(_plain(panel.title), int(_LETTERS * wide)), fontsize=10)
         _draw_panel(figure, axes, panel)
-        names = axes.get_legend_handles_labels()[1]
-        if chart.one_legend or len(names) < 2:
-            continue
-        if len(chart.panels) == 1 and max(map(len, names)) > _INSIDE:
-            # Long names would hide the curves: the legend goes below, and the figure grows.
-            figure.set_figheight(figure.get_figheight() + 0.17 * len(names))
-            figure.legend(loc="outside lower left", fontsize=_SMALL, frameon=False)
-        else:
-            many = 2 if len(names) > 12 else 1
-            axes.legend(fontsize=_SMALL, frameon=False, ncols=many)
+        panels.append(axes)
+    _draw_legends(figure, panels, columns, one=chart.one_legend)
     if chart.title:
         figure.suptitle(_plain(chart.title), fontsize=11)
-    if chart.one_legend:
-        handles, names = figure.axes[0].get_legend_handles_labels()
-        look = {"ncols": len(names), "fontsize": _SMALL, "frameon": False}
-        figure.legend(handles, names, loc="outside lower center", **look)
     return figure
+
+
+def _draw_legends(figure: Any, panels: Sequence[Any], columns: int, *, one: bool) -> None:
+    """Draw a legend in every panel, or one below the figure if those would hide the curves."""
+    legends = [axes.get_legend_handles_labels() for axes in panels]
+    shared: dict[str, Any] = {}
+    for handles, names in legends:
+        for handle, name in zip(handles, names, strict=True):
+            shared.setdefault(name, handle)
+    most = max(len(names) for _, names in legends)
+    look = {"fontsize": _SMALL, "frameon": False}
+    if one or (len(panels) > 1 and most > _CROWDED):
+        ncols = len(shared) if one else columns * 3 // 2
+        if not one:
+            _grow(figure, math.ceil(len(shared) / ncols))
+        place = "outside lower center"
+        figure.legend(shared.values(), shared.keys(), loc=place, ncols=ncols, **look)
+    elif len(panels) == 1 and most > 1 and max(map(len, shared)) > _INSIDE:
+        _grow(figure, most)
+        figure.legend(loc="outside lower left", **look)
+    else:
+        for axes, (_, names) in zip(panels, legends, strict=True):
+            if len(names) > 1:
+                axes.legend(ncols=2 if len(names) > 12 else 1, **look)
+
+
+def _grow(figure: Any, lines: int) -> None:
+    """Make room for a legend of so many lines below the panels."""
+    figure.set_figheight(figure.get_figheight() + 0.17 * lines)
 
 
 def save(figure: Any, path: str | os.PathLike[str], *, dpi: int = 200) -> None:
