@@ -14,7 +14,7 @@ CUDA graphs (``criterion.graphed``); with ``--compiled``, Tammes and the code by
 
 Time: forward and backward, gradients set to None beforehand. All contestants of a size take turns
 in one process, so that a change in the machine's load affects all of them, and in random order, so
-that none always finds the caches as the same other one left them. On a CPU with one thread it is
+that none always runs after the same other one. On a CPU with one thread it is
 the processor time of the thread, which others do not add to. The median over the turns is reported,
 and the median over the turns of each turn's ratio to the code by hand.
 """
@@ -221,7 +221,7 @@ def main():
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--only", nargs="+", default=CONTESTANTS, choices=CONTESTANTS)
     parser.add_argument("--compiled", action="store_true", help="CosFace under torch.compile")
-    parser.add_argument("--write", action="store_true", help="write results/everyday_DEVICE.json")
+    parser.add_argument("--write", action="store_true", help="into results/everyday_*.json")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
@@ -252,14 +252,14 @@ def main():
                     {"loss": name, "n": n, "c": classes, "setting": setting, "contestants": found}
                 )
                 if arguments.write:
-                    write(path, settings, rows)
+                    write(path, device, settings, rows)
     print(table(rows))
 
 
-def write(path, settings, rows):
+def write(path, device, settings, rows):
     """Write the rows so far: what was measured is kept if a later row fails."""
     told = machine(settings) | {"load_average": os.getloadavg()}
-    if torch.cuda.is_available():
+    if device == "cuda":
         told["gpu"] = torch.cuda.get_device_name()
     path.write_text(json.dumps({"machine": told, "rows": rows}, indent=2) + "\n")
 

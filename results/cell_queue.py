@@ -17,7 +17,7 @@ from typing import Any
 
 from tammes.lab.data.sources.loading import say
 from tammes.lab.records.atomic_io import writable
-from tammes.lab.reproduce.collect import lacks_curves
+from tammes.lab.reproduce.collect import lacks, lacks_curves
 from tammes.lab.reproduce.ledger import Ledger
 from tammes.lab.reproduce.recipe import PlannedCell
 from tammes.lab.reproduce.run import NothingToRun, RunnerSettings, Selection, reproduce
@@ -237,12 +237,15 @@ def share_entries(
     """
     recipe, path = selection.recipe, _path(selection, out, quick=quick)
     others = {_path(line.selection, out, quick=quick) for line in lines} - {path}
-    done = {
-        (entry.digest, entry.seed): (ledger, entry)
+    entries = [
+        (ledger, entry)
         for ledger in (Ledger.read(other) for other in sorted(others) if other.exists())
         for entry in ledger.cells
         if entry.status == "done" and not lacks_curves(recipe, entry)
-    }
+    ]
+    # Entries that lack nothing come last, and replace others of the same run.
+    entries.sort(key=lambda pair: not lacks(recipe, pair[1]))
+    done = {(entry.digest, entry.seed): (ledger, entry) for ledger, entry in entries}
     own = _ledger(selection, out, quick=quick)
     shared = [
         (cell, *done[cell.digest, cell.seed])

@@ -29,20 +29,28 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     names = [name for name in CONTESTANTS if name in found]
     heads = ["(N, D, C)", "loss", "by hand, ms", *(CONTESTANTS[name] for name in names)]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    places = dict.fromkeys((row["n"], row["c"], row["loss"]) for row in rows)
+    places = dict.fromkeys(map(_place, rows))
+    settings = dict.fromkeys(row["setting"] for row in rows)
+    known = {(*_place(row), row["setting"]): row["contestants"] for row in rows}
     last = None
     for place in places:
-        same = [row["contestants"] for row in rows if (row["n"], row["c"], row["loss"]) == place]
+        same = [known.get((*place, setting), {}) for setting in settings]
         n, c, loss = place
         size = "" if (n, c) == last else f"({n}, 512, {c:,})"
         last = n, c
-        cells = [_joined(f"{_digits(each['by hand']['milliseconds'])}" for each in same)]
+        cells = [
+            _joined(_digits(each["by hand"]["milliseconds"]) if each else "–" for each in same)
+        ]
         for name in names:
             cells.append(
                 _joined(f"{each[name]['of_by_hand']:.2f}" if name in each else "–" for each in same)
             )
         lines.append(f"| {size} | {loss} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+def _place(row: dict[str, Any]) -> tuple[int, int, str]:
+    return row["n"], row["c"], row["loss"]
 
 
 def _digits(milliseconds: float) -> str:

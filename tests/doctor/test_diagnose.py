@@ -226,6 +226,19 @@ def test_a_large_first_gradient_of_distances_is_a_note():
     assert "first-gradient" not in found(criterion, 10 * features, labels, lr=0.001)
 
 
+def test_distances_do_not_hide_a_warning_about_a_metric_loss():
+    loss = tammes.large_margin_gaussian() + 0.05 * tammes.nca()
+    criterion, (features, labels) = (
+        tammes.Criterion(tammes.GaussianHead(DIM, CLASSES), loss),
+        batch(),
+    )
+    alone = tammes.Criterion(criterion.head, 0.05 * tammes.nca())
+    for each in (criterion, alone):
+        finding = found(each, 10 * features, labels, lr=0.1)["first-gradient"]
+        assert finding.severity == "warning"
+        assert "gradient of nca" in str(finding)
+
+
 def test_adaptive_optimizers_have_no_first_gradient():
     criterion = linear(tammes.nca())
     for kind, expected in ((torch.optim.SGD, True), (torch.optim.Adam, False)):

@@ -218,6 +218,55 @@ def test_gradients_of_a_bias_are_summed_in_chunks_of_the_batch(loss, low, used, 
     assert (found - expected).norm() < (1e-6 if low is None else 1e-3) * expected.norm()
 
 
+def _level(level):
+    return torch.as_tensor(level), None
+
+
+@tammes.term(reads="target others", fixed="level", adjust=_level)
+def raised(split, level):
+    """Cross entropy of scores that are all raised by one number."""
+    return cross_entropy(split, split.target, 0.0)
+
+
+@pytest.mark.parametrize("loss", [tammes.softmax(), tammes.focal(), raised(level=0.7)])
+def test_a_bias_of_any_layout(loss, used):
+    head = tammes.LinearHead(5, 6, bias=loss.name != "raised")
+    features, labels = torch.randn(8, 5), torch.randint(6, (8,))
+    expected = exact(tammes.Criterion(head, loss), features, labels)["loss"]
+    criterion = tammes.Criterion(head.to(DEVICE), loss)
+    if head.bias is not None:
+        # Not by a copy, which would be contiguous.
+        spread = torch.randn(6, 3, device=DEVICE)
+        spread[:, 1] = head.bias.detach()
+        head.bias = torch.nn.Parameter(spread[:, 1])
+    used.clear()
+    found = criterion(features.to(DEVICE), labels.to(DEVICE))
+    assert used
+    assert_close(found.double().cpu(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_labels_of_any_dtype_share_kernels(monkeypatch):
+    seen = []
+    launch_kernel = dense_gpu._launch
+
+    def spy(name, key, programs, arguments, *rest):
+        dtypes = tuple(each.dtype for each in arguments if isinstance(each, torch.Tensor))
+        seen.append(((name, key), dtypes))
+        return launch_kernel(name, key, programs, arguments, *rest)
+
+    monkeypatch.setattr(dense_gpu, "_launch", spy)
+    head, features = tammes.LinearHead(16, 4).to(DEVICE), torch.randn(3, 16, device=DEVICE)
+    reads, found = frozenset(("target", "others")), []
+    for dtype in (torch.int64, torch.int32, torch.uint8):
+        labels = torch.tensor([0, 3, 1], dtype=dtype, device=DEVICE)
+        found.append(head.split(features, labels, reads).others)
+    assert seen
+    # A kernel is compiled for the dtypes of its arguments.
+    assert len(set(seen)) == len({place for place, _ in seen})
+    assert_close(found[1], found[0])
+    assert_close(found[2], found[0])
+
+
 @pytest.mark.parametrize("frozen", ["features", "prototypes"])
 def test_only_gradients_that_are_needed(frozen, used):
     criterion = tammes.CosFace(5, 4).to(DEVICE)

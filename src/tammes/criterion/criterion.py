@@ -393,7 +393,7 @@ class Criterion(nn.Module):
     @property
     def _changing(self) -> bool:
         """Whether a call changes states, schedules or an adaptive scale."""
-        # Reading an attribute takes a module as long as torch takes for an operation.
+        # Reading an attribute of a module takes as long as an operation of torch.
         modules = cast(dict[str, nn.Module], self._modules)
         # By length: torch 2.11 cannot compile the truth of these dictionaries.
         known = len(modules["states"]._modules) + len(modules["schedules"]._modules)

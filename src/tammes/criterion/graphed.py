@@ -73,7 +73,7 @@ class GraphedCriterion:
         call = _Call()
         vars(self)["_last"] = weakref.ref(call)
         loss: Tensor = _Replay.apply(graphs, call, features, labels, *graphs.parameters)
-        # Not by assignment, which takes a module longer than a launch.
+        # Not by assignment: nn.Module.__setattr__ takes longer than a launch.
         vars(criterion).update(_noted=graphs.noted[0], _noted_total=graphs.noted[1])
         return loss
 
@@ -161,7 +161,7 @@ class _Conditions(NamedTuple):
 
 def _compared(criterion: "Criterion") -> tuple[Any, list[Tensor], tuple[nn.Module, ...]]:
     """Settings, tensors and schedules that a recording depends on."""
-    # Not criterion.parameters(), which takes as long as a replay, nor attributes of modules.
+    # Not criterion.parameters(), which takes as long as a replay; attributes of modules are slow.
     modules = cast(dict[str, nn.Module], criterion._modules)
     head, states, schedules = modules["head"], modules["states"], modules["schedules"]
     found = [*head._parameters.values(), *head._buffers.values()]

@@ -55,14 +55,18 @@ def first_gradient(snapshot: Snapshot) -> Finding | None:
     """
     if snapshot.started or snapshot.lr is None or snapshot.adaptive:
         return None
-    candidates = [t for t in snapshot.terms if not _limits_itself(snapshot, t)]
-    if not candidates:
+    usual = math.sqrt((1 - 1 / snapshot.classes) / 3)
+    slow = min(1, snapshot.lr / USUAL_RATE)
+    large = [
+        term
+        for term in snapshot.terms
+        if term.gradient * slow > RATIO * usual and not _limits_itself(snapshot, term)
+    ]
+    if not large:
         return None
-    largest = max(candidates, key=lambda each: each.gradient)
-    ratio = largest.gradient / math.sqrt((1 - 1 / snapshot.classes) / 3)
-    if ratio <= RATIO or ratio * snapshot.lr <= RATIO * USUAL_RATE:
-        return None
-    distance = largest.term.definition.on != "features" and not snapshot.has_angle
+    # A warning rather than a note.
+    largest = max(large, key=lambda each: (not _is_distance(snapshot, each), each.gradient))
+    ratio, distance = largest.gradient / usual, _is_distance(snapshot, largest)
     return Finding(
         f"the gradient of {largest.name} is {ratio:.3g} times that of a softmax on the same "
         f"features, at a first learning rate of {snapshot.lr:g}",
@@ -72,6 +76,11 @@ def first_gradient(snapshot: Snapshot) -> Finding | None:
         f"the features, or multiply the loss by {1 / ratio:.2g}",
         "note" if distance else "warning",
     )
+
+
+def _is_distance(snapshot: Snapshot, reading: TermReading) -> bool:
+    """Whether a term depends on distances to prototypes."""
+    return reading.term.definition.on != "features" and not snapshot.has_angle
 
 
 def _limits_itself(snapshot: Snapshot, reading: TermReading) -> bool:

@@ -118,8 +118,9 @@ def _launch(
 
     Args:
         name: name of the kernel.
-        key: determines all of that, together with the name: kernels that have been launched with it
-            are launched again. If none, Triton searches.
+        key: determines all of that, together with the name, for contiguous tensors of one dtype
+            each: kernels that have been launched with it are launched again. If none, Triton
+            searches.
         programs: number of programs.
         arguments: positional arguments.
         constants: the remaining parameters, in their order.
@@ -132,8 +133,10 @@ def _launch(
         return
     kernel = getattr(_kernels(), name)
     made = kernel[(programs,)](*arguments, **constants, num_warps=warps)
-    # The interpreter compiles nothing.
-    if place is not None and made is not None and _launches_directly():
+    # The interpreter compiles nothing, and a recording must not be the one trial.
+    if place is None or made is None or torch.cuda.is_current_stream_capturing():
+        return
+    if _launches_directly():
         if len(_compiled) >= _MOST:
             _compiled.clear()
         _compiled[place] = made
@@ -142,8 +145,6 @@ def _launch(
 @cache
 def _launches_directly() -> bool:
     """Whether a compiled kernel of this version of Triton can be launched as above: tried once."""
-    if torch.cuda.is_current_stream_capturing():
-        return False
     rows = torch.arange(32.0, device="cuda").view(2, 16)
     found = torch.ones_like(rows), torch.ones_like(rows)
     inverses = rows[:, 1].contiguous().reciprocal()
@@ -214,9 +215,10 @@ def split_on_gpu(
     assert not isinstance(scale, Tensor)
     if there is not None:
         bias = torch.where(there, 0.0 if bias is None else bias, -torch.inf)
-    # Made contiguous here, under autograd: double backward differentiates the saved tensors.
+    # Converted here, under autograd: double backward differentiates the saved tensors.
     features, prototypes = features.contiguous(), prototypes.contiguous()
-    labels = labels.contiguous()
+    bias = None if bias is None else bias.to(features.dtype).contiguous()
+    labels = labels.long().contiguous()
     angles = "gap" in names or "opposite" in names
     if torch.compiler.is_compiling():
         found = dict(
@@ -279,7 +281,7 @@ def cross_entropy_on_gpu(
         mean: whether to return the mean over the valid examples, or the sum.
     """
     features, prototypes = problem.features.float(), problem.prototypes.float()
-    bias = None if problem.bias is None else problem.bias.float()
+    bias = None if problem.bias is None else problem.bias.float().contiguous()
     with on(features.device):
         loss, numbers = _CrossEntropy.apply(
             *(features.contiguous(), prototypes.contiguous(), bias, labels.contiguous()),

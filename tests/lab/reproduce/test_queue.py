@@ -262,6 +262,18 @@ def test_an_entry_without_the_extras_of_a_recipe_is_copied_to_it(tmp_path, calle
     assert called == []
 
 
+def test_of_two_entries_of_a_run_the_one_with_the_extras_is_copied(tmp_path, called):
+    first = read(PLAIN, "made/first")
+    watching = read({**PLAIN, "keep": ["health"]}, "made/watching")
+    write(tmp_path, (first.cell("a", "short", 0), {"kept": {"health": {}}}), recipe=first)
+    write(tmp_path, (RECIPE.cell("a", "short", 0), {}))
+    run_queue(
+        [line(recipe=first), line(), line(recipe=watching)], tmp_path, seconds=600, engine=ONE
+    )
+    (copied,) = Ledger.read(tmp_path / "made/watching.json").cells
+    assert "health" in copied.kept
+
+
 # -------------------------------------------------------------------------------- the script
 
 

@@ -1,7 +1,7 @@
 """Triton kernels of the dense split on a GPU: everything around its three matrix products.
 
-All but ``weigh`` and ``reduce_rows`` process one row per program, in single precision whatever
-the dtype of the tensors; each replaces about ten launches of torch. See
+All but ``weigh``, ``reduce_rows`` and ``column_sums`` process one row per program, in single
+precision whatever the dtype of the tensors; each replaces about ten launches of torch. See
 :mod:`tammes.kernels.dense_gpu`.
 """
 

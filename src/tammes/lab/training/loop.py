@@ -1,9 +1,9 @@
 """Train one model, from its configuration to a finished run folder.
 
 Start reading at :func:`train`, which has all stages of a run. An interrupted run resumes from its
-last checkpoint and ends with the same weights and records as an uninterrupted one: data order and
-augmentation are keyed by seed, epoch and image, dropout by seed and step, and everything else is in
-the checkpoint.
+last checkpoint and ends with the same weights and records as an uninterrupted one, but for the
+rounding of metrics where batches are measured together: data order and augmentation are keyed by
+seed, epoch and image, dropout by seed and step, and everything else is in the checkpoint.
 """
 
 import json
