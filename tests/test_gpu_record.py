@@ -62,7 +62,7 @@ def test_results_of_all_shares_are_added(script, capsys):
         ]
     )
     assert (part.count, part.seconds) == (6, 420.0)
-    assert part.failures == ["FAILED b", "tests: not done after 420 s"]
+    assert part.failures == ["FAILED b", "tests: not done after 540 s"]
     assert part.notes[-2:] == ["2.50 s: tests/b.py::two", "1.50 s: tests/a.py::one"]
     assert "half a" in capsys.readouterr().out
 
