@@ -133,17 +133,20 @@ def _launch(
         return
     kernel = getattr(_kernels(), name)
     made = kernel[(programs,)](*arguments, **constants, num_warps=warps)
-    # The interpreter compiles nothing, and a recording must not be the one trial.
-    if place is None or made is None or torch.cuda.is_current_stream_capturing():
-        return
-    if _launches_directly():
+    # The interpreter compiles nothing.
+    if place is not None and made is not None and _launches_directly():
         if len(_compiled) >= _MOST:
             _compiled.clear()
         _compiled[place] = made
 
 
-@cache
 def _launches_directly() -> bool:
+    """Whether compiled kernels can be launched as above; this cannot be tried in a recording."""
+    return not torch.cuda.is_current_stream_capturing() and _this_triton_does()
+
+
+@cache
+def _this_triton_does() -> bool:
     """Whether a compiled kernel of this version of Triton can be launched as above: tried once."""
     rows = torch.arange(32.0, device="cuda").view(2, 16)
     found = torch.ones_like(rows), torch.ones_like(rows)
