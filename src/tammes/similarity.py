@@ -400,11 +400,10 @@ class Cosine(Similarity):
             return super().paired(left, right, reads, nearly)
         if nearly is None:
             apart = right.sub_(left)
-            square = torch.linalg.vecdot(apart, apart)
-            return {"target": torch.rsub(square, 1, alpha=0.5)}, apart, None
+            return {"target": torch.rsub(norm(apart).square_(), 1, alpha=0.5)}, apart, None
         sign = torch.copysign(torch.ones_like(nearly), nearly)
         apart = right.addcmul_(left, sign.unsqueeze(1), value=-1)
-        half = torch.linalg.vecdot(apart, apart) * 0.5
+        half = norm(apart).square_().mul_(0.5)
         rest, near = 2 - half, sign > 0
         found = {"gap": torch.where(near, half, rest), "opposite": torch.where(near, rest, half)}
         if "target" in reads:

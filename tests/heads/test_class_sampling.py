@@ -409,7 +409,10 @@ def test_the_corrected_sums_of_a_split_are_those_of_all_classes_on_average():
         error = values.std(0) / math.sqrt(len(values))
         assert ((values.mean(0) - expected).abs() < 4 * error).all()
         assert (error < 0.05 * expected.abs() + 0.05).all()
-    assert found["target"].eq(full.target).all()
+    # The own class is in every sample, so no draw changes its score. The whole head runs on another
+    # kernel, so that its last bit depends on the processor.
+    assert found["target"].eq(found["target"][0]).all()
+    assert_close(found["target"][0], full.target, rtol=0, atol=1e-15)
 
 
 def test_uncorrected_others_are_too_small_by_the_log_of_the_rate():
