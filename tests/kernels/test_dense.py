@@ -400,3 +400,35 @@ def test_a_similarity_of_ones_own_is_not_taken_for_an_inner_product():
         dense.dense_split(
             problem._replace(similarity=Doubled()), torch.tensor([0, 8]), frozenset(["others"])
         )
+
+
+def angular_gradients(theta, dtype):
+    """Gradients of ArcFace, every example at this angle from its prototype."""
+    torch.manual_seed(0)
+    own, aside = torch.randn(2, 8, 64, dtype=torch.double)
+    own = torch.nn.functional.normalize(own)
+    aside = torch.nn.functional.normalize(aside - (aside * own).sum(1, keepdim=True) * own)
+    criterion = tammes.ArcFace(64, 8, scale=8.0).to(dtype)
+    features = (math.cos(theta) * own + math.sin(theta) * aside).float().to(dtype)
+    with torch.no_grad():
+        criterion.head.weight.copy_(own.float())
+    loss = criterion(features.requires_grad_(), torch.arange(8))
+    return torch.autograd.grad(loss, (features, criterion.head.weight))
+
+
+@pytest.mark.parametrize("end", [0.0, math.pi])
+def test_a_margin_of_an_angle_that_goes_through_the_products_keeps_its_digits(end, monkeypatch):
+    # Just beyond the angles that are kept out of the products.
+    theta = abs(end - 1.02 * math.acos(1 - dense.NEAR))
+    calls = []
+    scatter = torch.Tensor.scatter_
+    monkeypatch.setattr(torch.Tensor, "scatter_", lambda *a: calls.append(a) or scatter(*a))
+    found = angular_gradients(theta, torch.float)
+    # One hides the target class in forward, the other enters its gradient in backward.
+    assert len(calls) == 2
+    for one, exact in zip(found, angular_gradients(theta, torch.double), strict=True):
+        error = (one.double() - exact).norm(dim=1) / exact.norm(dim=1)
+        assert error.max() < 1e-5
+    calls.clear()
+    angular_gradients(abs(end - 0.98 * math.acos(1 - dense.NEAR)), torch.float)
+    assert len(calls) == 1

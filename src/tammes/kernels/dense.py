@@ -38,6 +38,9 @@ from tammes.similarity import (
 )
 from tammes.split import ALONGSIDE, Split, assemble, softplus
 
+NEAR = 2**-7
+"""Distance of a cosine from 1 and -1 above which float32 products give the gradient of a margin of
+the angle as exactly as a difference of unit vectors does; that of 7 degrees."""
 _OWN = ("target", "gap", "opposite")
 _OTHERS = ("others", "hardest", "expected", "mean", "softplus")
 
@@ -317,9 +320,9 @@ def _evaluate(
             }
         if bias is not None and "target" in numbers:
             numbers["target"] += bias.index_select(0, labels)
-        if similarity.is_cosine and not angles and bias is None:
-            # As accurate in the products: only a margin of the angle has gradients that grow.
-            apart = None
+        if similarity.is_cosine and bias is None and not (angles and _is_near(numbers)):
+            # As accurate in the products: only a margin of a small angle has gradients that grow.
+            apart = sign = None
     elif "target" in names:
         target = scores.gather(1, column).squeeze(1)
         if there is not None:
@@ -380,6 +383,18 @@ def _evaluate(
         place=place,
     )
     return numbers, saved
+
+
+def _is_near(numbers: Mapping[str, Tensor]) -> bool:
+    """Whether any angle is so near 0 or π that the products have too few digits of its gradient.
+
+    On a GPU, which would have to wait for the answer, always.
+    """
+    gap = numbers["gap"]
+    if gap.device.type != "cpu":
+        return True
+    least, most = torch.aminmax(gap)
+    return not (least.item() > NEAR and most.item() < 2 - NEAR)
 
 
 def _is_one(scale: Tensor | float) -> bool:
