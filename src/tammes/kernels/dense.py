@@ -2,7 +2,7 @@
 
 Forward computes the scores of all classes, reduces them to the numbers that terms read, and saves
 the softmax of the other classes (and the scores, for the few numbers that need them). Backward
-turns it into the gradient of the scores
+(:mod:`tammes.kernels.dense_gradients`) turns it into the gradient of the scores
 
     d loss / d f_c = q_c (d_others + d_expected (1 + f_c - expected)) + d_mean + ...
 
@@ -11,9 +11,9 @@ prototypes. Losses, weights and reductions are plain autograd on tensors of shap
 the cross entropy with a margin, which :func:`dense_cross_entropy` computes as a whole.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +22,14 @@ from tammes._validation import batched
 from tammes.angles import shifted_cosine_and_slope
 from tammes.kernels import dense_gpu
 from tammes.kernels.dense_gpu import cross_entropy_on_gpu, split_on_gpu, takes
+from tammes.kernels.dense_gradients import (
+    OWN,
+    Saved,
+    gradient_of_entropy,
+    gradients_of_inputs,
+    is_one,
+    through_products,
+)
 from tammes.kernels.problem import Margin, Problem
 from tammes.kernels.reference import (
     gradients_by_reference,
@@ -41,7 +49,6 @@ from tammes.split import ALONGSIDE, Split, assemble, softplus
 NEAR = 2**-7
 """Distance of a cosine from 1 and -1 above which float32 products give the gradient of a margin of
 the angle as exactly as a difference of unit vectors does; that of 7 degrees."""
-_OWN = ("target", "gap", "opposite")
 _OTHERS = ("others", "hardest", "expected", "mean", "softplus")
 
 
@@ -102,40 +109,12 @@ def takes_raw(problem: Problem, reads: frozenset[str]) -> bool:
 def _outputs(is_cosine: bool, reads: frozenset[str]) -> tuple[tuple[str, ...], frozenset[str]]:
     """Return the numbers computed in closed form, and those left to autograd."""
     wanted = reads | {"opposite"} if "gap" in reads else reads
-    closed = {*_OWN} if is_cosine else {"target"}
-    own = [n for n in _OWN if n in wanted & closed]
+    closed = {*OWN} if is_cosine else {"target"}
+    own = [n for n in OWN if n in wanted & closed]
     # The length of a cosine is 1, which ``assemble`` fills in.
     known = {*own, "length"} if is_cosine else {*own}
     beside = (reads & {"target", *ALONGSIDE}) - known
     return (*own, *(name for name in _OTHERS if name in reads)), beside
-
-
-class _Saved(NamedTuple):
-    """Tensors saved for backward: inputs, operands, target class, other classes."""
-
-    features: Tensor
-    prototypes: Tensor
-    bias: Tensor | None
-    scale: Tensor | None
-    labels: Tensor
-    there: Tensor | None
-    query: Tensor
-    query_inverse: Tensor | None
-    query_offset: Tensor | None
-    keys: Tensor
-    keys_inverse: Tensor | None
-    keys_offset: Tensor | None
-    factor: Tensor | None
-    directed: Tensor | None
-    own_inverse: Tensor | None
-    apart: Tensor | None
-    sign: Tensor | None
-    softmax: Tensor | None
-    scores: Tensor | None
-    target: Tensor | None
-    expected: Tensor | None
-    hardest: Tensor | None
-    place: Tensor | None
 
 
 class _DenseSplit(torch.autograd.Function):
@@ -165,7 +144,7 @@ class _DenseSplit(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         # Read once: activation checkpointing hands them out once.
-        saved = _Saved(*ctx.saved_tensors)
+        saved = Saved(*ctx.saved_tensors)
         wanted = dict(zip(ctx.names, gradients, strict=True))
         scale = ctx.scale if saved.scale is None else saved.scale
         problem = Problem(
@@ -180,7 +159,7 @@ class _DenseSplit(torch.autograd.Function):
                 _, saved = _evaluate(problem, saved.labels, ctx.names)
             ctx.spent = True
             needs = ctx.needs_input_grad[:4]
-            return *_in_closed_form(problem, saved, wanted, needs), None, None, None, None
+            return *gradients_of_inputs(problem, saved, wanted, needs), None, None, None, None
 
 
 def dense_cross_entropy(
@@ -260,7 +239,7 @@ class _CrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, d_loss: Tensor) -> tuple[Tensor | None, ...]:
         # Read once: activation checkpointing hands them out once.
         *tensors, bend, slopes = ctx.saved_tensors
-        saved = _Saved(*tensors)
+        saved = Saved(*tensors)
         scale, similarity, margin, mean = ctx.settings
         problem = Problem(
             saved.features, saved.prototypes, saved.bias, scale, similarity, there=saved.there
@@ -276,9 +255,9 @@ class _CrossEntropy(torch.autograd.Function):
                 _, saved = _evaluate(problem, saved.labels, _entropy_reads(margin))
             ctx.spent = True
             others = slopes * (d_loss / slopes.shape[0] if mean else d_loss)
-            gradient, factor, own = _gradient_of_entropy(saved, scale, others, bend)
+            gradient, factor, own = gradient_of_entropy(saved, scale, others, bend)
             needs = (*ctx.needs_input_grad[:3], False)
-            found = _through_products(problem, saved, gradient, factor, own, needs, {"target": own})
+            found = through_products(problem, saved, gradient, factor, own, needs, {"target": own})
             return *found[:3], *[None] * 6
 
 
@@ -288,7 +267,7 @@ def _entropy_reads(margin: Margin) -> tuple[str, ...]:
 
 def _evaluate(
     problem: Problem, labels: Tensor, names: tuple[str, ...]
-) -> tuple[dict[str, Tensor], _Saved]:
+) -> tuple[dict[str, Tensor], Saved]:
     """Compute the numbers of a split, and the tensors that their gradients need."""
     features, prototypes, bias, scale, similarity, _, there, _ = problem
     query = similarity.features_operand(features)
@@ -303,7 +282,7 @@ def _evaluate(
     numbers: dict[str, Tensor] = {}
     directed = own_inverse = apart = sign = None
     angles = "gap" in names or "opposite" in names
-    if names[0] in _OWN and not _target_in_scores(similarity, features):
+    if names[0] in OWN and not _target_in_scores(similarity, features):
         own = prototypes.index_select(0, labels)
         if keys.inverse is not None:
             own_inverse = keys.inverse.index_select(0, labels)
@@ -328,7 +307,7 @@ def _evaluate(
         if there is not None:
             # An ignored example has label 0, which may be masked.
             target = torch.where(there.index_select(0, labels), target, 0.0)
-        numbers["target"] = target if _is_one(scale) else target / scale
+        numbers["target"] = target if is_one(scale) else target / scale
     softmax = place = None
     if "mean" in names:
         scores.scatter_(1, column, 0.0)
@@ -357,7 +336,7 @@ def _evaluate(
     own_similarity = None
     if isinstance(scale, Tensor):
         own_similarity = 1 - numbers["gap"] if "gap" in numbers else numbers.get("target")
-    saved = _Saved(
+    saved = Saved(
         features=features,
         prototypes=prototypes,
         bias=bias,
@@ -397,10 +376,6 @@ def _is_near(numbers: Mapping[str, Tensor]) -> bool:
     return not (least.item() > NEAR and most.item() < 2 - NEAR)
 
 
-def _is_one(scale: Tensor | float) -> bool:
-    return isinstance(scale, float) and scale == 1
-
-
 def _target_in_scores(similarity: Similarity, features: Tensor) -> bool:
     """Whether the scores are accurate enough to take the target from them."""
     if not isinstance(similarity, InnerProduct):
@@ -420,202 +395,13 @@ def _make_scores(
     factor: Tensor | float,
 ) -> Tensor:
     """Scores of every example for every class, shape ``(N, C)``."""
-    if bias is not None and keys.inverse is None and keys.offset is None and _is_one(scale):
+    if bias is not None and keys.inverse is None and keys.offset is None and is_one(scale):
         return torch.addmm(bias, query.values, keys.values.t())
     scores = query.values @ keys.values.t()
-    scores = scores if _is_one(factor) else scores.mul_(factor)
+    scores = scores if is_one(factor) else scores.mul_(factor)
     for offset in (keys.offset, bias):
         if offset is not None:
             scores.add_(offset * scale)
     if query.offset is not None:
         scores.add_((query.offset * scale).unsqueeze(1))
     return scores
-
-
-def _gradient_of_entropy(
-    saved: _Saved, scale: float, others: Tensor, bend: Tensor | None
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Overwrite the softmax with the gradient of the scores of a cross entropy.
-
-    Args:
-        saved: tensors saved for backward.
-        scale: scale of the scores.
-        others: gradient of ``others``, shape ``(N,)``.
-        bend: derivative of the target's similarity with a margin by that without, ``(N,)``; 1 by
-            default.
-
-    Returns:
-        The gradient and the factor of each row, see :func:`_gradient_of_scores`, and the gradient
-        of the target's similarity if it is not part of that.
-    """
-    assert saved.softmax is not None
-    # Bypasses the version counter; ``spent`` marks that the softmax is overwritten.
-    gradient, own = saved.softmax.data, None
-    if saved.directed is not None:
-        bend = saved.directed.to(others) if bend is None else bend * saved.directed
-    if saved.apart is not None:
-        own = others * -scale if bend is None else others * bend * -scale
-    else:
-        value = -1.0 if bend is None else -bend.unsqueeze(1)
-        gradient.scatter_(1, saved.labels.unsqueeze(1), value)
-    if saved.keys.shape[0] > saved.keys.shape[1]:
-        return gradient, others, own
-    return gradient.mul_(others.unsqueeze(1)), None, own
-
-
-def _gradient_of_scores(
-    saved: _Saved, scale: Tensor | float, wanted: Mapping[str, Tensor | None], own: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
-    """Overwrite the softmax with the gradient of the scores, up to a factor per row.
-
-    Returns:
-        The gradient, shape ``(N, C)``, and the factor, shape ``(N,)``, or none. Applying it to the
-        ``(N, D)`` side of the products is cheaper and does not underflow.
-    """
-    others, expected, hardest = wanted.get("others"), wanted.get("expected"), wanted.get("hardest")
-    mean, smooth = wanted.get("mean"), wanted.get("softplus")
-    added = not (mean is None and smooth is None)
-    column = saved.labels.unsqueeze(1)
-    if saved.softmax is None or (others is None and expected is None):
-        result = saved.query.new_zeros(len(saved.query), len(saved.keys))
-    else:
-        result = saved.softmax.data
-        only = expected is None and hardest is None and own is None and not added
-        if only and saved.keys.shape[0] > saved.keys.shape[1]:
-            return result, others
-        if expected is None:
-            assert others is not None
-            result.mul_(others.unsqueeze(1))
-        else:
-            assert saved.scores is not None
-            assert saved.expected is not None
-            slope = expected * (1 - saved.expected)
-            slope = slope if others is None else slope + others
-            tilt = saved.scores * expected.unsqueeze(1)
-            result.mul_(tilt.add_(slope.unsqueeze(1)))
-    if mean is not None:
-        result.add_(mean.unsqueeze(1))
-    if smooth is not None:
-        assert saved.scores is not None
-        result.addcmul_(saved.scores.sigmoid(), smooth.unsqueeze(1))
-    if added:
-        result.scatter_(1, column, 0.0)
-        result = result if saved.there is None else result.masked_fill_(~saved.there, 0.0)
-    if own is not None and saved.apart is None:
-        result.scatter_(1, column, (own if _is_one(scale) else own / scale).unsqueeze(1))
-    if hardest is not None:
-        assert saved.place is not None
-        # Not scatter_add_, which is not deterministic on a GPU.
-        place = saved.place.unsqueeze(1)
-        result.scatter_(1, place, result.gather(1, place) + (hardest / scale).unsqueeze(1))
-    return result, None
-
-
-def _in_closed_form(
-    problem: Problem,
-    saved: _Saved,
-    wanted: Mapping[str, Tensor | None],
-    needs: Sequence[bool],
-) -> list[Tensor | None]:
-    """Gradients of features, prototypes, bias and scale, given those of a split's numbers."""
-    own, gap, opposite = (wanted.get(name) for name in _OWN)
-    # All three are functions of one cosine.
-    if gap is not None:
-        own = -gap if own is None else own - gap
-    if opposite is not None:
-        own = opposite if own is None else own + opposite
-    if own is not None and saved.directed is not None:
-        own = torch.where(saved.directed, own, 0.0)
-    gradient, factor = _gradient_of_scores(saved, problem.scale, wanted, own)
-    return _through_products(problem, saved, gradient, factor, own, needs, wanted)
-
-
-def _through_products(
-    problem: Problem,
-    saved: _Saved,
-    gradient: Tensor,
-    factor: Tensor | None,
-    own: Tensor | None,
-    needs: Sequence[bool],
-    wanted: Mapping[str, Tensor | None],
-) -> list[Tensor | None]:
-    """Gradients of features, prototypes, bias and scale, given that of the scores.
-
-    Args:
-        problem: inputs of the call.
-        saved: tensors saved for backward.
-        gradient: gradient of the scores, overwritten, shape ``(N, C)``.
-        factor: factor of each row of it, shape ``(N,)``.
-        own: gradient of the similarity to the target class, shape ``(N,)``; part of ``gradient``
-            already if no vector for it has been saved.
-        needs: which of the four gradients to compute.
-        wanted: gradients of the numbers of the split.
-    """
-    scale, similarity = problem.scale, problem.similarity
-    need_features, need_prototypes, need_bias, need_scale = needs
-    query = Operand(saved.query, saved.query_inverse, saved.query_offset)
-    keys = Operand(saved.keys, saved.keys_inverse, saved.keys_offset)
-    column = None if factor is None else factor.unsqueeze(1)
-    apart = None if own is None else saved.apart
-    d_bias = d_scale = d_features = d_prototypes = d_rows = d_classes = None
-
-    # Gradients of the offsets that similarity and bias add to the products.
-    if query.offset is not None or keys.offset is not None or saved.bias is not None:
-        d_classes = gradient.sum(0) if factor is None else factor @ gradient
-        d_classes = d_classes if _is_one(scale) else d_classes * scale
-    if query.offset is not None:
-        d_rows = gradient.sum(1) * scale
-        d_rows = d_rows if factor is None else d_rows * factor
-    if not (saved.factor is None and _is_one(scale)):
-        gradient.mul_(scale if saved.factor is None else saved.factor)
-
-    if need_features or need_scale:
-        d_query = gradient @ keys.values
-        d_query = d_query if column is None else d_query.mul_(column)
-        if need_scale:
-            d_scale = _gradient_of_scale(saved, scale, own, wanted, d_query, d_rows, d_classes)
-    if need_features:
-        if apart is not None:
-            assert own is not None
-            d_query.addcmul_(apart, own.unsqueeze(1))
-        d_features = similarity.features_gradient(query, d_query, d_rows)
-    if need_prototypes:
-        d_keys = gradient.t() @ (query.values if column is None else query.values * column)
-        if apart is not None:
-            assert own is not None
-            weight = (own if saved.sign is None else own * saved.sign).unsqueeze(1)
-            weight = weight if saved.own_inverse is None else weight * saved.own_inverse
-            d_keys.index_add_(0, saved.labels, apart * weight, alpha=-1)
-        d_prototypes = similarity.prototypes_gradient(keys, d_keys, d_classes)
-    if need_bias and d_classes is not None:
-        d_bias, d_target = d_classes, wanted.get("target")
-        if apart is not None and d_target is not None:
-            d_bias = d_bias.index_add(0, saved.labels, d_target)
-    return [d_features, d_prototypes, d_bias, d_scale]
-
-
-def _gradient_of_scale(
-    saved: _Saved,
-    scale: Tensor | float,
-    own: Tensor | None,
-    wanted: Mapping[str, Tensor | None],
-    d_query: Tensor,
-    d_rows: Tensor | None,
-    d_classes: Tensor | None,
-) -> Tensor:
-    """Gradient of the scale: the sum of scores times their gradients, without the scores."""
-    total = (saved.query * d_query).sum()
-    if d_rows is not None and saved.query_offset is not None:
-        total = total + saved.query_offset @ d_rows
-    for offset in (saved.keys_offset, saved.bias):
-        if d_classes is not None and offset is not None:
-            total = total + offset @ d_classes
-    hardest = wanted.get("hardest")
-    # Similarities do not depend on the scale.
-    if own is not None and saved.apart is None:
-        assert saved.target is not None
-        total = total - own @ saved.target
-    if hardest is not None:
-        assert saved.hardest is not None
-        total = total - hardest @ saved.hardest
-    return total / scale
