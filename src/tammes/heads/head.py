@@ -211,6 +211,7 @@ class Head(ExactBuffers):
         """
         self.check(features)
         check_labels(type(self).__name__, labels, features)
+        labels = labels.long()
         if not transforming() and labels.device.type == "cpu":
             check_classes(type(self).__name__, labels, self.num_classes, self.masked())
         return split(self.problem(features, labels), labels, reads, self.implementation)
