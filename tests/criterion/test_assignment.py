@@ -177,3 +177,42 @@ def test_own_criteria_may_have_an_attribute_implementation():
     own = Own(cosine(), tammes.cosface())
     own.implementation = "mine"
     assert own.implementation == "mine"
+
+
+# ------------------------------------------------------------ classes of the head alone changed
+
+
+def without_two(criterion):
+    criterion.head.remove_classes([0, 1])
+    return criterion(FEATURES, LABELS % (CLASSES - 2))
+
+
+OWNING = {
+    "margin": (tammes.cosface(margin=[0.1] * CLASSES), {}),
+    "counts": (tammes.logit_adjustment(counts=[2] * CLASSES), {}),
+    "class_weights": (tammes.cosface(), {"class_weights": [1.0] * CLASSES}),
+    "a schedule": (tammes.cosface(), {}),
+    "center": (tammes.cosface() + tammes.center(), {}),
+}
+
+
+@pytest.mark.parametrize("name", OWNING)
+def test_values_of_classes_that_only_the_head_dropped_are_not_used(name):
+    loss, options = OWNING[name]
+    criterion = tammes.Criterion(cosine(), loss, **options)
+    if name == "a schedule":
+        criterion.schedule(class_weights=DeferredReweighting([3] * CLASSES, start=2))
+        name = "class_weights"
+    with pytest.raises(ValueError, match=f"a head of 5 classes, since it has {name} for each, got"):
+        without_two(criterion)
+
+
+@pytest.mark.parametrize("loss", [tammes.cosface(), tammes.adaface(), tammes.uniface()])
+def test_classes_of_the_head_alone_may_change_where_nothing_has_a_value_for_each(loss):
+    criterion = tammes.Criterion(cosine(), loss).eval()
+    criterion.head.add_classes(2)
+    built = tammes.Criterion(criterion.head, loss).eval()
+    for name, state in built.states.items():
+        state.load_state_dict(criterion.states[name].state_dict())
+    for labels in (LABELS + 2, torch.cat([LABELS[1:] + 2, torch.tensor([-100])])):
+        assert criterion(FEATURES, labels).equal(built(FEATURES, labels))
