@@ -174,3 +174,16 @@ def test_a_recorded_step_reads_and_changes_states_as_an_eager_one(name, compiled
         (expected,) = torch.autograd.grad(eager(x, y), x)
         assert_close(found, expected, msg=lambda m, n=number: f"step {n}: {m}")
     assert_close(recorded.state_dict(), eager.state_dict())
+
+
+@tammes.term(reads="target")
+def drawn(split):
+    return split.target * torch.rand_like(split.target)
+
+
+def test_the_doctor_leaves_the_random_numbers_of_the_device_alone():
+    criterion = tammes.Criterion(tammes.CosineHead(8, 5), drawn()).cuda()
+    features, labels = torch.randn(10, 8).cuda(), torch.arange(10).cuda() % 5
+    before = torch.cuda.get_rng_state()
+    tammes.diagnose(criterion, features, labels)
+    assert torch.cuda.get_rng_state().equal(before)

@@ -142,6 +142,20 @@ def test_split_refuses_shapes_it_cannot_split(shape, count, message):
         tammes.split(torch.zeros(shape), torch.zeros(count, dtype=torch.long))
 
 
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_labels_of_any_integer_type_split_the_same(dtype):
+    similarity, labels = torch.randn(4, 3), torch.tensor([0, 2, 1, 2])
+    expected = tammes.split(similarity, labels)
+    found = tammes.split(similarity, labels.to(dtype))
+    for name in ("target", "others", "labels"):
+        assert torch.equal(getattr(found, name), getattr(expected, name)), name
+
+
+def test_split_refuses_labels_of_other_types():
+    with pytest.raises(TypeError, match=r"split expects labels of an integer type, got .*bool"):
+        tammes.split(torch.zeros(2, 2), torch.tensor([True, False]))
+
+
 # --------------------------------------- every term on every head against the plain formula
 
 

@@ -6,6 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
+from tammes._validation import check_without_gradient
+
 
 def format_number(weight: float) -> str:
     """Format a number with as few digits as possible without losing precision."""
@@ -33,6 +35,8 @@ def on_host(value: Any) -> bool:
 
 def normalize_setting(name: str, key: str, value: Any, default: Any) -> Any:
     """Convert a setting to plain numbers or tuples, which can be compared, printed and pickled."""
+    hint = f"a call takes one, criterion(..., {key}=...); tammes.states.LearnedNumber learns one"
+    check_without_gradient(name, key, value, hint)
     if isinstance(value, Tensor) or hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Sequence) and not isinstance(value, str):

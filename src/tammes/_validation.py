@@ -82,6 +82,14 @@ def check_floating(name: str, what: str, value: Any) -> None:
         raise TypeError(f"{name} expects {what} of a floating type, got {value.dtype}")
 
 
+def check_without_gradient(name: str, what: str, value: Any, hint: str) -> None:
+    """Raise ``TypeError`` for a tensor that requires a gradient where only its value is taken."""
+    if isinstance(value, Tensor) and value.requires_grad:
+        raise TypeError(
+            f"{name} expects {what} without gradient, got a tensor that requires one; {hint}"
+        )
+
+
 def check_features(name: str, features: Tensor, size: int) -> None:
     """Raise an error for features of the wrong type or shape."""
     check_tensor(name, "features", features)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from tammes._validation import check_range, check_unmasked, transforming
+from tammes._validation import check_labels, check_range, check_unmasked, transforming
 
 REDUCED = ("target", "others", "hardest", "expected", "mean")
 """The five numbers; each can be merged over shards of the classes."""
@@ -262,6 +262,8 @@ def split(
     classes = similarity.shape[1]
     if classes < 2:
         raise ValueError(f"split expects at least 2 classes, got C={classes}")
+    check_labels("split", labels, similarity)
+    labels = labels.long()
     # Not ``>``: NaN does not mask a class, and has to show in the result.
     there, column = similarity != float("-inf"), labels[:, None]
     if not transforming() and labels.device.type == "cpu":

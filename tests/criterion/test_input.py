@@ -87,6 +87,42 @@ REFUSED = {
         ValueError,
         "Criterion ... features ... NaN or infinity ... 2 of 2 ...",
     ),
+    # --------------------------------------------------------- tensors that require a gradient
+    "a margin that requires a gradient": (
+        lambda: tammes.cosface(margin=torch.tensor(0.3, requires_grad=True)),
+        TypeError,
+        "cosface expects margin without gradient, got a tensor that requires one; a call takes "
+        "one, criterion(..., margin=...); tammes.states.LearnedNumber learns one",
+    ),
+    "margins of classes that require a gradient": (
+        lambda: tammes.CosFace(SIZE, CLASSES, margin=torch.nn.Parameter(torch.zeros(CLASSES))),
+        TypeError,
+        "cosface ... margin ... gradient ...",
+    ),
+    "a scale that requires a gradient": (
+        lambda: cosine(scale=torch.tensor(8.0, requires_grad=True)),
+        TypeError,
+        "CosineHead expects scale without gradient, got a tensor that requires one; "
+        "scale='learnable' learns it",
+    ),
+    "an assigned scale that requires a gradient": (
+        lambda: setattr(linear(), "scale", torch.ones((), requires_grad=True)),
+        TypeError,
+        "LinearHead ... scale ... gradient ...",
+    ),
+    "a temperature that requires a gradient": (
+        lambda: cosine(
+            subcenters=2, pooling="soft", temperature=torch.nn.Parameter(torch.ones(()))
+        ),
+        TypeError,
+        "CosineHead ... temperature ... gradient ...",
+    ),
+    "anchors that require a gradient": (
+        lambda: tammes.DistanceHead(3, 3, anchors=torch.nn.Parameter(torch.ones(()))),
+        TypeError,
+        "DistanceHead ... anchors ... gradient ...",
+    ),
+    # ---------------------------------------------------------------------- places and sizes
     "features on another device": (
         lambda: criterion()(FEATURES.to("meta"), LABELS.to("meta")),
         ValueError,

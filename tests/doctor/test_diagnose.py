@@ -348,6 +348,46 @@ def test_looking_changes_nothing(training):
     assert_close(criterion(features, labels), before(features, labels), rtol=0, atol=0)
 
 
+def test_margins_that_are_drawn_in_training_are_not_drawn():
+    criterion, (features, labels) = cosine(tammes.elasticface(std=0.2)), batch()
+    criterion(features, labels)
+    seen = diagnose(criterion, features, labels).measured
+    assert criterion.training
+    assert criterion.states["elasticface"].training
+    assert criterion.states["elasticface"].steps.item() == 1
+    assert seen == diagnose(criterion.eval(), features, labels).measured
+    assert seen["loss"] == pytest.approx(criterion(features, labels).item(), rel=1e-6)
+
+
+class Restless(tammes.states.State):
+    """State that draws and counts whenever it is read, and draws when it is made."""
+
+    reads_features = False
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("readings", torch.rand(1))
+
+    def reading(self, batch):
+        self.readings += 1
+        return torch.rand_like(self.readings)
+
+
+@tammes.term(reads="target", state=lambda term, head: Restless().to(head.weight.device))
+def restless(split, *, state=None):
+    return split.target * state + 0 * torch.rand_like(split.target)
+
+
+def test_states_that_change_when_read_stay_as_they_are():
+    criterion, (features, labels) = cosine(restless()), batch()
+    before, random = copy.deepcopy(criterion.state_dict()), torch.get_rng_state()
+    diagnose(criterion, features, labels)
+    assert torch.get_rng_state().equal(random)
+    assert criterion.state_dict()["states.restless.readings"].equal(
+        before["states.restless.readings"]
+    )
+
+
 def test_a_head_that_samples_classes_does_not_draw():
     head = tammes.ShardedHead(tammes.CosineHead, DIM, CLASSES, scale=16.0, sample_rate=0.3)
     criterion = tammes.Criterion(head, tammes.cosface())

@@ -99,6 +99,18 @@ def test_a_head_without_labels_gives_scores(name):
     assert_close(head(features), head.logits(features))
 
 
+@pytest.mark.parametrize("implementation", ["dense", "streamed"])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
+def test_labels_of_any_integer_type_split_the_same(dtype, implementation):
+    head = tammes.LinearHead(4, 3, implementation=implementation)
+    with torch.no_grad():
+        head.bias[1] = -torch.inf
+    features, labels = torch.randn(5, 4), torch.tensor([0, 2, 0, 0, 2])
+    found, expected = head.split(features, labels.to(dtype)), head.split(features, labels)
+    for name in ("target", "others", "labels"):
+        assert torch.equal(getattr(found, name), getattr(expected, name)), name
+
+
 def test_a_learnable_scale_stays_positive_and_starts_where_adacos_does():
     head = tammes.CosineHead(4, 101, scale="learnable")
     assert_close(head.scale.item(), 2**0.5 * torch.tensor(100.0).log().item())

@@ -15,6 +15,7 @@ from tammes._validation import (
     describe,
     transforming,
     unknown_setting,
+    whole_number,
 )
 from tammes.criterion.evaluate_terms import (
     Noted,
@@ -77,6 +78,8 @@ class Criterion(nn.Module):
             which synchronises an accelerator.
 
     Attributes:
+        head: the head; assign another that the terms fit to replace it. With equally many classes
+            and dimensions terms keep their states, else they start afresh.
         terms: mean of each term over the examples of the last call, by name, before its weight,
             detached; for logging. With a group, over the examples of all ranks.
 
@@ -96,6 +99,7 @@ class Criterion(nn.Module):
         "criterion(features, labels, margin=...) for one, criterion.schedule(margin=...) over time"
     )
     scale = NotAnAttribute("criterion.head.scale = ... changes it")
+    implementation = NotAnAttribute("criterion.head.implementation = ... changes it")
     # Margin of a loss that is a cross entropy, and so one function of the batch. Criteria pickled
     # before there were any have none.
     _entropy: Margin | None = None
@@ -121,11 +125,7 @@ class Criterion(nn.Module):
             known = {p.name for p in own if p.kind is not p.VAR_KEYWORD}
             known |= {p.name for p in shared if p.kind is p.KEYWORD_ONLY}
             raise unknown_setting(type(self).__name__, next(iter(unknown)), known)
-        if not isinstance(head, Head):
-            raise TypeError(
-                "Criterion expects a head, such as tammes.CosineHead(embedding_size, num_classes), "
-                f"got {describe(head)}"
-            )
+        _check_head(head)
         _check_loss(loss)
         check_reduction(reduction)
         if class_weights is not None:
@@ -158,22 +158,50 @@ class Criterion(nn.Module):
 
     @loss.setter
     def loss(self, loss: Loss) -> None:
+        self._replace(self.head, loss)
+
+    def _replace(self, head: Head, loss: Loss) -> None:
+        """Replace the head or the loss, if the loss, the schedules and the weights fit the head."""
+        _check_head(head)
         _check_loss(loss)
-        before, classes = self.settings.named, self.head.num_classes
-        settings = Settings(loss, classes, self.head.weight)
+        old, classes, weights = self.head, head.num_classes, self.settings.known_class_weights()
+        _check_terms(head, loss)
+        if weights is not None:
+            check_class_weights(weights, classes)
+        settings = Settings(loss, classes, head.weight)
         for key, schedule in named_schedules(self.schedules).items():
             settings.check_schedule(key, schedule, classes)
-        self._compose(loss, self.settings.known_class_weights())
+        if head is not old:
+            batch = self.global_batch
+            self.global_batch = make_global_batch(
+                head,
+                None if batch is None or batch.sharded else batch.group,
+                averaged=batch is None or batch.averaged,
+                even=batch is not None and batch.even,
+            )
+            super().__setattr__("head", head)
+            self.schedules.to(head.weight.device)
+            self._watch = UpdateWatch()
+        same_size = (classes, head.embedding_size) == (old.num_classes, old.embedding_size)
+        before = self.settings.named if same_size else {}
+        self._compose(loss, weights)
         self._make_states(before)
-        self.states.to(self.head.weight.device, working_dtype(self.head.weight))
+        self.states.to(head.weight.device, working_dtype(head.weight))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Give the class's descriptors precedence: torch stores a module under any name."""
+        """Check what is assigned, before torch stores it: a module under any name."""
         if name == "loss":
             object.__setattr__(self, name, value)
             return
-        if name in ("margin", "scale"):
+        if name == "head" and "settings" in self._modules:
+            self._replace(value, self.loss)
+            return
+        if name in ("margin", "scale", "implementation"):
             getattr(Criterion, name).check(type(self))
+        elif name == "reduction":
+            check_reduction(value)
+        elif name == "ignore_index":
+            value = whole_number("Criterion", name, value)
         super().__setattr__(name, value)
 
     @property
@@ -200,9 +228,7 @@ class Criterion(nn.Module):
 
     def _compose(self, loss: Loss, class_weights: Tensor | None) -> None:
         """Prepare the terms of a loss once, so that a call only evaluates them."""
-        for _, term in loss.leaves():
-            check_fit(self.head, term)
-            check_cosine_margin(self.head, term)
+        _check_terms(self.head, loss)
         self.settings = Settings(loss, self.head.num_classes, self.head.weight, class_weights)
         named = self.settings.named
         self._groups = group_terms(self.head, named, self.settings.arguments)
@@ -525,6 +551,22 @@ class Criterion(nn.Module):
         if self.global_batch is not None:
             lines.append(f"group={self.global_batch.group.name!r}")
         return f"{type(self).__name__}(\n  " + ",\n  ".join(lines) + "\n)"
+
+
+def _check_head(head: Head) -> None:
+    """Raise ``TypeError`` for anything but a head."""
+    if not isinstance(head, Head):
+        raise TypeError(
+            "Criterion expects a head, such as tammes.CosineHead(embedding_size, num_classes), "
+            f"got {describe(head)}"
+        )
+
+
+def _check_terms(head: Head, loss: Loss) -> None:
+    """Reject a loss with a term that does not work with the head."""
+    for _, term in loss.leaves():
+        check_fit(head, term)
+        check_cosine_margin(head, term)
 
 
 def _check_loss(loss: Loss) -> None:

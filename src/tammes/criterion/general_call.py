@@ -21,6 +21,7 @@ from tammes._validation import (
 )
 from tammes.criterion.evaluate_terms import Arguments, group_terms, other_terms, split_terms
 from tammes.criterion.hyperparameters import named_schedules
+from tammes.criterion.resize import check_followed
 from tammes.distributed.global_batch import WeightedBatch, per_example_settings
 from tammes.heads.adaptive_scale import ADAPTIVE_READS
 from tammes.kernels.dispatch import split
@@ -165,6 +166,7 @@ def _check(
     """
     name, prototypes = type(criterion).__name__, criterion.head.weight
     head = type(criterion.head).__name__
+    check_followed(criterion)
     check_batch(name, features, labels, prototypes, head, criterion._several)
     weighed = criterion.class_weights is not None or "class_weights" in criterion.schedules
     if labels.ndim == 2 and weighed:
@@ -177,7 +179,7 @@ def _check(
     # Values are read in eager mode only and, unless ``validate`` is set, without synchronising.
     on_host, none_ignored = labels.device.type == "cpu", False
     if not tracing and (criterion.validate or on_host) and criterion.validate is not None:
-        classes, ignored = criterion.settings.num_classes, criterion.ignore_index
+        classes, ignored = criterion.head.num_classes, criterion.ignore_index
         none_ignored = check_values(name, features, labels.long(), classes, masked, ignored)
     if settings or criterion.schedules:
         valid = labels.long() != criterion.ignore_index

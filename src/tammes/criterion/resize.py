@@ -1,7 +1,7 @@
 """Resize the per-class values of a criterion when its head gains or loses classes."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor
@@ -23,6 +23,25 @@ def check_resizable(criterion: "Criterion", num_classes: int) -> None:
         raise ValueError(
             "Criterion expects no schedule of class_weights when classes change, got one: "
             "it has a weight for each; take it out of criterion.schedules first"
+        )
+
+
+def check_followed(criterion: "Criterion") -> None:
+    """Reject a head whose classes changed without the criterion's values for each of them."""
+    classes, now = criterion.settings.num_classes, criterion.head.num_classes
+    if classes == now:
+        return
+    owned = criterion.settings.per_class()
+    if criterion.class_weights is not None or "class_weights" in criterion.schedules:
+        owned.add("class_weights")
+    for name, state in criterion.states.items():
+        if type(cast(State, state)).resize is not State.resize:
+            owned.add(name)
+    if owned:
+        raise ValueError(
+            f"{type(criterion).__name__} expects a head of {classes} classes, since it has "
+            f"{', '.join(sorted(owned))} for each, got {now}; criterion.add_classes and "
+            "criterion.remove_classes change both"
         )
 
 

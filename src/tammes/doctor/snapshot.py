@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from tammes.criterion.criterion import Criterion
 from tammes.heads.head import Head
 from tammes.similarity import unit
+from tammes.states import snapshot as copy_state
 from tammes.terms import Term
 
 ROWS = 512
@@ -143,7 +144,7 @@ def take_snapshot(criterion: Criterion, features: Tensor, labels: Tensor, **know
     head.training = False
     with (
         torch.inference_mode(False),
-        torch.random.fork_rng(devices=[]),
+        torch.random.fork_rng(devices=[features.device] if features.is_cuda else []),
         torch.autocast(features.device.type, enabled=False),
     ):
         counted = labels != criterion.ignore_index
@@ -196,10 +197,11 @@ def _read_terms(
         name = term.name if number == 1 else f"{term.name}_{number}"
         term = term.altered(**_scheduled(criterion, name, term))
         one = Criterion(head, term, class_weights=_class_weights(criterion), validate=None)
-        # Not eval(), which would change the states it shares.
-        one.training = False
         for key in one.states:
-            one.states[key] = criterion.states[name]
+            one.states[key] = copy_state(criterion.states[name])
+        one.states.eval()
+        # Not eval(), which would change modules of the head that the copy shares.
+        one.training = False
         value, gradient = _differentiate(one, features, labels)
         total += weight * gradient
         loss += weight * value

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from tammes._validation import check_sizes
+from tammes._validation import check_sizes, check_without_gradient
 from tammes.heads.head import Head, Scale
 from tammes.kernels.dispatch import Implementation
 from tammes.pooling import Pooling, pooled
@@ -63,6 +63,9 @@ class CosineHead(Head):
         check_sizes("CosineHead", embedding_size, num_classes)
         if not hasattr(temperature, "__float__"):
             raise TypeError(f"CosineHead expects temperature to be a number, got {temperature!r}")
+        check_without_gradient(
+            "CosineHead", "temperature", temperature, "float(...) takes its value"
+        )
         similarity = pooled(
             "CosineHead", Cosine(normalize_features), subcenters, pooling, temperature
         )

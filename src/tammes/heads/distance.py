@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tammes._validation import check_sizes, transforming
+from tammes._validation import check_sizes, check_without_gradient, transforming
 from tammes.heads.head import Head, Scale
 from tammes.kernels.dispatch import Implementation, check_dense
 from tammes.similarity import Similarity, norm
@@ -135,6 +135,7 @@ class DistanceHead(Head):
         check_dense("DistanceHead", implementation)
         if anchors is not None and not hasattr(anchors, "__float__"):
             raise TypeError(f"DistanceHead expects anchors to be a number, got {anchors!r}")
+        check_without_gradient("DistanceHead", "anchors", anchors, "float(...) takes its value")
         if anchors is not None and (reciprocal or not anchors > 0):
             raise ValueError(
                 "DistanceHead expects anchors to be a distance above 0, and no reciprocal points "

@@ -8,7 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from tammes._buffers import ExactBuffers
-from tammes._validation import INTEGERS, check_classes, check_features, check_labels, transforming
+from tammes._validation import (
+    INTEGERS,
+    check_classes,
+    check_features,
+    check_labels,
+    check_without_gradient,
+    transforming,
+)
 from tammes.heads.adaptive_scale import adacos_scale, adapted_scale
 from tammes.kernels.dispatch import Implementation, check_implementation, split
 from tammes.kernels.problem import Problem, unmasked
@@ -132,6 +139,7 @@ class Head(ExactBuffers):
                 f"{type(self).__name__} expects scale to be a number, 'learnable' or 'adaptive', "
                 f"got {value!r}"
             )
+        check_without_gradient(type(self).__name__, "scale", value, "scale='learnable' learns it")
         if not 0 < value < math.inf:
             raise ValueError(f"{type(self).__name__} expects scale above 0, got {value}")
         with torch.no_grad():
@@ -211,6 +219,7 @@ class Head(ExactBuffers):
         """
         self.check(features)
         check_labels(type(self).__name__, labels, features)
+        labels = labels.long()
         if not transforming() and labels.device.type == "cpu":
             check_classes(type(self).__name__, labels, self.num_classes, self.masked())
         return split(self.problem(features, labels), labels, reads, self.implementation)

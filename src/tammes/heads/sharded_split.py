@@ -44,4 +44,4 @@ def split_together(
     if isinstance(found.scale, Tensor):
         # The kernel assumes that every rank continues with the rows of all ranks.
         kept["scale"] = scale_gradient(found.scale, head.group.world_size / batches.factor)
-    return found._replace(**kept, labels=labels)
+    return found._replace(**kept, labels=batch.labels)
