@@ -146,7 +146,7 @@ class IdentificationResult(NamedTuple):
         """Weight the probes, shape ``(Q,)``."""
         return self._replace(weights=weights, rank_1=_rank_1(self.searches, weights))
 
-    def _points(self, fpir: float, rank: int) -> list[tuple[OperatingPoints, int]]:
+    def _points(self, fpir: float, rank: int) -> list[tuple[OperatingPoints, Tensor]]:
         found = []
         for score, place in self.searches:
             nonmated = int((place == 0).sum())
@@ -395,13 +395,7 @@ def finish_identification(
     member = torch.zeros_like(search.gallery_ids) if member is None else member
     searches = []
     for gallery in member.unique():
-        inside = member == gallery
-        part = search._replace(
-            gallery=search.gallery[inside],
-            gallery_ids=search.gallery_ids[inside],
-            junk=search.junk[inside],
-        )
-        values = rank_gallery(name, part, similarity)
+        values = rank_gallery(name, search.within(member == gallery), similarity)
         score = values.best_match.where(values.matches > 0, values.best_wrong)
         searches.append(IdentificationSearch(score, values.first_rank))
     mated = sum(int((search.rank > 0).sum()) for search in searches)
