@@ -11,11 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tammes.advise.defaults import NO_MARGINS, POSTERIOR, default_scale
+from tammes.advise.defaults import POSTERIOR, default_scale
 from tammes.advise.evidence import Grid, GridTrial, grids
 from tammes.advise.feasibility import (
     KINDS,
     LINEAR,
+    NO_MARGINS,
     SUMS,
     FeasibleMargin,
     adapts_scale,
