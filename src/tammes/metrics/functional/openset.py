@@ -393,24 +393,19 @@ def finish_identification(
 ) -> IdentificationResult:
     """Search each gallery, given by the member items, and summarise the searches."""
     member = torch.zeros_like(search.gallery_ids) if member is None else member
-    searches = []
+    found = []
     for gallery in member.unique():
         values = rank_gallery(name, search.within(member == gallery), similarity)
         score = values.best_match.where(values.matches > 0, values.best_wrong)
-        searches.append(IdentificationSearch(score, values.first_rank))
+        found.append(IdentificationSearch(score, values.first_rank))
+    searches = tuple(found)
     mated = sum(int((search.rank > 0).sum()) for search in searches)
     nonmated = sum(int((search.rank == 0).sum()) for search in searches)
     if not mated:
         warn_undefined(name, "no probe has an identity of a gallery; its rates are NaN")
     weights = torch.ones_like(searches[0].score)
-    return IdentificationResult(
-        _rank_1(tuple(searches), weights),
-        mated,
-        nonmated,
-        tuple(searches),
-        weights,
-        (search.query_ids,),
-    )
+    rank_1 = _rank_1(searches, weights)
+    return IdentificationResult(rank_1, mated, nonmated, searches, weights, (search.query_ids,))
 
 
 def _rank_1(searches: tuple[IdentificationSearch, ...], weights: Tensor) -> Tensor:
