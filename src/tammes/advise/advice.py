@@ -11,11 +11,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from tammes.advise.defaults import NO_MARGINS, POSTERIOR, default_scale
+from tammes.advise.defaults import POSTERIOR, default_scale
 from tammes.advise.evidence import Grid, GridTrial, grids
 from tammes.advise.feasibility import (
     KINDS,
     LINEAR,
+    NO_MARGINS,
     SUMS,
     FeasibleMargin,
     adapts_scale,
@@ -157,7 +158,7 @@ class Advice:
         plain["class_margin"]["degrees"] = self.class_margin.degrees
         plain["costs"] = [cost.to_dict() for cost in self.costs]
         plain |= {"code": self.code, "command": self.command}
-        return _plain(plain)
+        return plain_values(plain)
 
     def __str__(self) -> str:
         from tammes.advise.text import text
@@ -165,11 +166,12 @@ class Advice:
         return text(self)
 
 
-def _plain(value: Any) -> Any:
+def plain_values(value: Any) -> Any:
+    """Convert tuples within a value to lists for JSON, and numbers that are not finite to None."""
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain_values(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain_values(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

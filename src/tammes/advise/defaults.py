@@ -15,6 +15,7 @@ from typing import Final
 from tammes import losses
 from tammes.advise.feasibility import (
     LINEAR,
+    NO_MARGINS,
     Margins,
     bent,
     log_odds,
@@ -27,7 +28,6 @@ from tammes.terms import Loss, Term
 
 POSTERIOR = 0.9
 """Posterior that an example at its prototype should reach."""
-NO_MARGINS: Margins = (1.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -85,8 +85,6 @@ LEARNING_RATES: Final = {"sgd": 0.1, "momentum": 0.1, "adam": 0.001, "adamw": 0.
 """Learning rates by optimizer, as in the training runs; ``momentum`` is SGD with momentum."""
 MOMENTUM: Final = 0.9
 WEIGHT_DECAY: Final = 5e-4
-HEAD_RATE: Final = 1.0
-"""Learning rate of the head over that of the network."""
 
 
 def usual_scale(name: str, classes: int, *, identities: bool = False) -> Default:

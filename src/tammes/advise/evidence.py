@@ -5,7 +5,6 @@
 """
 
 import json
-import math
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -87,20 +86,11 @@ class Grid:
                 return each
         return None
 
-    def best_of(self, loss: str) -> GridTrial:
-        """Return the setting of a loss with the best mean."""
-        return max((t for t in self.trials if t.loss == loss), key=lambda trial: trial.mean)
-
-
-def loses(trial: GridTrial, best: GridTrial) -> bool:
-    """Whether a trial is worse than the best one by more than a point and a standard error."""
-    return best.mean - trial.mean > max(1.0, math.hypot(trial.error, best.error))
-
 
 @cache
-def grids(path: Path = FILE) -> tuple[Grid, ...]:
+def grids() -> tuple[Grid, ...]:
     """Read all grids, the one with the fewest classes first."""
-    values = json.loads(path.read_text(encoding="utf-8"))
+    values = json.loads(FILE.read_text(encoding="utf-8"))
     found = [
         Grid(**{**each, "trials": tuple(GridTrial(**trial) for trial in each["trials"])})
         for each in values

@@ -26,6 +26,7 @@ from tammes.terms import Definition, Term
 
 Margins = tuple[float, float, float]
 """Factor of the angle, radians added to it, cosine subtracted."""
+NO_MARGINS: Margins = (1.0, 0.0, 0.0)
 SUMS = ("direct_sum", "spectral_sum")
 """Combinations of a classification and a metric loss, which appear as a name in a sum."""
 
@@ -62,7 +63,7 @@ def adapts_scale(names: Iterable[str]) -> bool:
     return any(definition(name).requires == "adaptive" for name in names if name not in SUMS)
 
 
-def bent(theta: float, margins: Margins = (1.0, 0.0, 0.0)) -> float:
+def bent(theta: float, margins: Margins = NO_MARGINS) -> float:
     r"""Score of the target class after the margins, over the scale: :math:`\Phi(\theta) - m_3`."""
     m1, m2, m3 = margins
     phi = m1 * theta + m2
@@ -79,7 +80,7 @@ def largest_where(holds: Callable[[float], bool], high: float) -> float:
     return low
 
 
-def class_radius(angle: float, margins: Margins = (1.0, 0.0, 0.0)) -> float | None:
+def class_radius(angle: float, margins: Margins = NO_MARGINS) -> float | None:
     r"""Largest angle to its prototype at which an example meets the margins, in radians.
 
     Towards the nearest other class, with prototypes ``angle`` apart. In closed form
@@ -194,7 +195,7 @@ def margins_of(term: Term) -> Margins:
     if term.name == "softmax":
         return 1.0, 0.0, settings["margin"]
     kind = KINDS.get(term.name)
-    return (1.0, 0.0, 0.0) if kind is None else kind.place(float(settings[kind.setting]))
+    return NO_MARGINS if kind is None else kind.place(float(settings[kind.setting]))
 
 
 CHORDS = ("triplet", "contrastive")

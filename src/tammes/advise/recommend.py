@@ -8,6 +8,7 @@ from tammes.advise.evidence import effect
 from tammes.advise.feasibility import (
     KINDS,
     LINEAR,
+    NO_MARGINS,
     adapts_scale,
     bent,
     definition,
@@ -26,6 +27,7 @@ _FEW_IDENTITIES = 100
 _IMBALANCED = 10.0
 """Largest over smallest class from which the sizes of classes decide on the loss."""
 _REPLICATED = "the same on every rank"
+_TOO_LARGE = "no mode fits into memory: use more GPUs, a smaller batch or fewer dimensions"
 
 
 @dataclass(frozen=True)
@@ -151,7 +153,7 @@ def _recommend_scale(choice: Choice, margin: float | None) -> Recommendation:
     if adapts_scale(choice.names):
         reason = f"follows the angles of each batch, from sqrt(2) log(C - 1) = {choice.scale:.3g}"
         return Recommendation("scale", "adaptive", reason, "literature")
-    placed = defaults.NO_MARGINS if margin is None else KINDS[name].place(margin)
+    placed = NO_MARGINS if margin is None else KINDS[name].place(margin)
     scale = defaults.default_scale(
         name, placed, work.classes, work.dim, choice.posterior, identities=choice.identities
     )
@@ -253,8 +255,7 @@ def _recommend_mode(choice: Choice, costs: tuple[Cost, ...]) -> list[Recommendat
         default=None,
     )
     if small is None:
-        reason = "no mode fits into memory: use more GPUs, a smaller batch or fewer dimensions"
-        return [Recommendation("implementation", "none", reason, "formula")]
+        return [Recommendation("implementation", "none", _TOO_LARGE, "formula")]
     reason = f"{whole.mode} does not fit; this takes {size(small.total)} per rank"
     if small.mode == "sampled":
         reason += f", as ShardedHead(sample_rate={work.sample_rate:g}), and is {small.note}"
@@ -291,8 +292,7 @@ def _recommend_head(choice: Choice, whole: Cost, shard: Cost, sample: Cost) -> R
     """Recommend all classes on every rank, or a shard on each."""
     work = choice.work
     if not (whole.fits or shard.fits or sample.fits):
-        reason = "no mode fits into memory: use more GPUs, a smaller batch or fewer dimensions"
-        return Recommendation("head", "none", reason, "formula")
+        return Recommendation("head", "none", _TOO_LARGE, "formula")
     both = [_in_short(cost) for cost in (shard, whole)]
     if not (whole.fits or shard.fits):
         value = f"ShardedHead, sample_rate={work.sample_rate:g}"

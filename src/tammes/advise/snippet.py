@@ -37,13 +37,11 @@ class Snippet:
     def __init__(self, advice: "Advice") -> None:
         self.advice, self.work = advice, advice.work
         written = advice.loss.split("+")
-        names = term_names(written)
+        self.names = names = term_names(written)
         self.main = next(name for name in names if name not in SUMS)
-        self.names = names
         # A variant of a loss is written by its own name, since it has other settings.
         self.written = dict(zip(names, written, strict=True))
-        rows = {row.setting: row.value for row in advice.recommendations}
-        self.rows = rows
+        self.rows = rows = {row.setting: row.value for row in advice.recommendations}
         self.margin = advice.margin
         self.scale: float | str = "adaptive" if adapts_scale(names) else advice.scale
         if any(caution.level == "cannot" for caution in advice.cautions):

@@ -67,7 +67,7 @@ def from_json(value: Any, tensors: dict[str, Any]) -> Any:
     if kind == "tuple":
         return tuple(items)
     if kind == "dict":
-        return {key: item for key, item in items}
+        return dict(items)
     raise ValueError(f"{kind!r} is an unknown kind of value")
 
 

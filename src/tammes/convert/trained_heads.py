@@ -170,13 +170,10 @@ def from_pytorch_metric_learning(
         arcface(margin=0.4991641660703783, extension='linear', gradient='exact')
     """
     caller = "from_pytorch_metric_learning"
-    given: dict[str, float] = {}
-    for setting, number in (
-        *(("margin", margin), ("scale", scale)),
-        *(("temperature", temperature), ("subcenters", subcenters)),
-    ):
-        if number is not None:
-            given[setting] = number
+    numbers = {
+        "margin": margin, "scale": scale, "temperature": temperature, "subcenters": subcenters
+    }  # fmt: skip
+    given = {name: number for name, number in numbers.items() if number is not None}
     if isinstance(source, nn.Module):
         name = type(source).__name__
         peer = _peer(caller, name)

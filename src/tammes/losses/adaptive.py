@@ -1,20 +1,17 @@
 """Adaptive losses: a margin per example, from its norm or at random; an adaptive scale."""
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from tammes._keyed_draws import step_key, uniform
-from tammes.losses.angular import check_margins, target_similarity
+from tammes.losses.angular import check_margins, margin_target, target_similarity
 from tammes.similarity import norm
 from tammes.split import Split, cross_entropy
 from tammes.states import State, read
 from tammes.term_decorator import term
-from tammes.terms import Batch, Setting, Term
-
-if TYPE_CHECKING:
-    from tammes.heads.head import Head
+from tammes.terms import Batch, Setting
 
 
 @term(reads="target others", requires="adaptive")
@@ -85,10 +82,6 @@ class NormStatistics(State):
         self.std.lerp_(torch.where(count > 1, std, self.std), self.momentum)
 
 
-def _adaface_state(term: Term, head: "Head") -> NormStatistics:
-    return NormStatistics(term.settings["momentum"])
-
-
 def _check_adaface(momentum: float, **_: Setting) -> None:
     if not 0 <= momentum <= 1:
         raise ValueError(f"adaface expects momentum between 0 and 1, got {momentum}")
@@ -98,7 +91,7 @@ def _check_adaface(momentum: float, **_: Setting) -> None:
     reads="gap length norm others",
     requires="angle",
     fixed="momentum",
-    state=_adaface_state,
+    state=lambda term, head: NormStatistics(term.settings["momentum"]),
     check=_check_adaface,
 )
 def adaface(
@@ -243,10 +236,6 @@ class MarginDraws(State):
         self.steps += 1
 
 
-def _elasticface_state(term: Term, head: "Head") -> MarginDraws:
-    return MarginDraws(term.settings["seed"])
-
-
 def _check_elasticface(margin: float, std: float, kind: str, seed: int) -> None:
     if kind not in ("arc", "cos"):
         raise ValueError(f"elasticface expects kind 'arc' or 'cos', got {kind!r}")
@@ -261,7 +250,7 @@ def _check_elasticface(margin: float, std: float, kind: str, seed: int) -> None:
     reads="gap length others",
     requires="angle",
     fixed="seed",
-    state=_elasticface_state,
+    state=lambda term, head: MarginDraws(term.settings["seed"]),
     check=_check_elasticface,
 )
 def elasticface(
@@ -309,5 +298,4 @@ def elasticface(
     if state is not None:
         normal = 2**0.5 * state.to(split.gap.dtype).erfinv()
         drawn = margin + std * normal
-    place = {"m2": drawn} if kind == "arc" else {"m3": drawn}
-    return cross_entropy(split, target_similarity(split, **place))
+    return cross_entropy(split, margin_target(split, drawn, kind))

@@ -75,6 +75,11 @@ def target_similarity(
     return similarity
 
 
+def margin_target(split: Split, margin: Setting, kind: str) -> Tensor:
+    """Similarity to the target class with a margin: angular for ``"arc"``, else of cosines."""
+    return target_similarity(split, **({"m2": margin} if kind == "arc" else {"m3": margin}))
+
+
 def _whole_multiple(cosine: Tensor, m: int) -> Tensor:
     r"""Monotone :math:`\Phi` of :math:`m\theta` for integer m: a polynomial of the cosine.
 

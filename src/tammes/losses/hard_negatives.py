@@ -1,25 +1,21 @@
 """Losses that weight each other class by how hard it is for the example."""
 
 import math
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from tammes.angles import angle
-from tammes.losses.angular import check_margin_kind, check_margins, target_similarity
+from tammes.losses.angular import (
+    check_margin_kind,
+    check_margins,
+    margin_target,
+    target_similarity,
+)
 from tammes.split import Split, cross_entropy, quadratic_above
 from tammes.states import State, read
 from tammes.term_decorator import term
-from tammes.terms import Batch, Setting, Term
-
-if TYPE_CHECKING:
-    from tammes.heads.head import Head
-
-
-def _margin_target(split: Split, margin: Setting, kind: str) -> Tensor:
-    """Similarity to the target class with an angular or a cosine margin, shape ``(N,)``."""
-    return target_similarity(split, **({"m2": margin} if kind == "arc" else {"m3": margin}))
+from tammes.terms import Batch, Setting
 
 
 def _check_mv(margin: float, emphasis: float, kind: str, adaptive: bool) -> None:
@@ -31,7 +27,7 @@ def _check_mv(margin: float, emphasis: float, kind: str, adaptive: bool) -> None
 def _mv_numbers(
     split: Split, margin: Setting, emphasis: Setting, kind: str, adaptive: bool
 ) -> tuple[Setting, ...]:
-    return _margin_target(split, margin, kind), emphasis, 1 + emphasis * adaptive, 0.0
+    return margin_target(split, margin, kind), emphasis, 1 + emphasis * adaptive, 0.0
 
 
 @term(
@@ -80,7 +76,7 @@ def mv_softmax(
     References:
         Wang et al., Mis-classified Vector Guided Softmax Loss for Face Recognition, AAAI 2020.
     """
-    return cross_entropy(split, _margin_target(split, margin, kind))
+    return cross_entropy(split, margin_target(split, margin, kind))
 
 
 class MeanTarget(State):
@@ -109,10 +105,6 @@ class MeanTarget(State):
         self.mean.lerp_(mean, self.momentum)
 
 
-def _curricular_state(term: Term, head: "Head") -> MeanTarget:
-    return MeanTarget(term.settings["momentum"])
-
-
 def _check_curricular(margin: float, momentum: float) -> None:
     check_margins(m2=margin)
     if not 0 <= momentum <= 1:
@@ -124,7 +116,7 @@ def _curricular_numbers(
 ) -> tuple[Setting, ...]:
     if state is None:
         raise ValueError("curricularface expects the running mean of a criterion, got none")
-    return _margin_target(split, margin, "arc"), 0.0, state.to(split.gap.dtype), 1.0
+    return target_similarity(split, m2=margin), 0.0, state.to(split.gap.dtype), 1.0
 
 
 @term(
@@ -132,7 +124,7 @@ def _curricular_numbers(
     requires="cosine",
     fixed="momentum",
     check=_check_curricular,
-    state=_curricular_state,
+    state=lambda term, head: MeanTarget(term.settings["momentum"]),
     map_others=quadratic_above,
     row_numbers=_curricular_numbers,
 )
@@ -174,7 +166,7 @@ def curricularface(
         Huang et al., CurricularFace: Adaptive Curriculum Learning Loss for Deep Face Recognition,
         CVPR 2020.
     """
-    return cross_entropy(split, _margin_target(split, margin, "arc"))
+    return cross_entropy(split, target_similarity(split, m2=margin))
 
 
 def _check_inter_topk(margin: float, top_k: int, penalty: float) -> None:
@@ -242,18 +234,19 @@ def inter_topk(
         Zhao et al., Multi-Query Multi-Head Attention Pooling and Inter-TopK Penalty for Speaker
         Verification, ICASSP 2022.
     """
-    return cross_entropy(split, _margin_target(split, margin, "arc"))
-
-
-def _circle_numbers(split: Split, margin: Setting) -> tuple[Setting]:
-    return (margin,)
+    return cross_entropy(split, target_similarity(split, m2=margin))
 
 
 def _circled(similarity: Tensor, margin: Tensor) -> Tensor:
     return (similarity.detach() + margin).relu() * (similarity - margin)
 
 
-@term(reads="target others", requires="cosine", map_others=_circled, row_numbers=_circle_numbers)
+@term(
+    reads="target others",
+    requires="cosine",
+    map_others=_circled,
+    row_numbers=lambda split, margin: (margin,),
+)
 def circle(split: Split, *, margin: Setting = 0.25) -> Tensor:
     r"""Circle loss on classes: each similarity is weighted by how far it is from its optimum.
 

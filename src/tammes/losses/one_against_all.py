@@ -14,15 +14,12 @@ if TYPE_CHECKING:
     from tammes.heads.head import Head
 
 
-def _threshold(term: Term, head: "Head") -> LearnedNumber:
-    return LearnedNumber(math.log(10 * head.num_classes), head.weight)
-
-
-def _below_threshold(state: Tensor, **_: Setting) -> tuple[Tensor, None]:
-    return -state, None
-
-
-@term(reads="target softplus", in_cosines="margin", state=_threshold, adjust=_below_threshold)
+@term(
+    reads="target softplus",
+    in_cosines="margin",
+    state=lambda term, head: LearnedNumber(math.log(10 * head.num_classes), head.weight),
+    adjust=lambda state, **_: (-state, None),
+)
 def uniface(split: Split, *, margin: Setting = 0.4, negative_weight: Setting = 1.0) -> Tensor:
     r"""UniFace (unified cross entropy): one learned threshold for all examples and all classes.
 

@@ -1,16 +1,11 @@
 """Losses for open-set recognition: known classes stay compact, to leave room for unknown ones."""
 
-from typing import TYPE_CHECKING
-
 from torch import Tensor
 
 from tammes.split import Split, cross_entropy
 from tammes.states import LearnedNumber
 from tammes.term_decorator import term
-from tammes.terms import Setting, Term
-
-if TYPE_CHECKING:
-    from tammes.heads.head import Head
+from tammes.terms import Setting
 
 
 @term(reads="target others distance")
@@ -45,11 +40,10 @@ def cac(split: Split, *, anchor: Setting = 0.1) -> Tensor:
     return cross_entropy(split, split.target) + anchor * split.distance
 
 
-def _radius(term: Term, head: "Head") -> LearnedNumber:
-    return LearnedNumber(0.0, head.weight)
-
-
-@term(reads="target others distance", state=_radius)
+@term(
+    reads="target others distance",
+    state=lambda term, head: LearnedNumber(0.0, head.weight),
+)
 def arpl(
     split: Split, *, bound: Setting = 0.1, margin: Setting = 1.0, state: Tensor | None = None
 ) -> Tensor:

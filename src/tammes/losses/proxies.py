@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tammes._validation import transforming
 from tammes.distributed.sharded_rows import ALL_ROWS_LOCAL, ShardedRows
-from tammes.losses.angular import check_margin_kind, target_similarity
+from tammes.losses.angular import check_margin_kind, margin_target
 from tammes.similarity import directions, unit
 from tammes.split import assemble, softplus
 from tammes.term_decorator import term
@@ -207,8 +207,7 @@ def multi_positive(
     known["length"] = torch.ones_like(known["gap"])
     classes = shards.count_classes(prototypes)
     split = assemble(known, labels.flatten(), 1.0, classes, known["gap"], unit=True)
-    margins = {"m2": margin} if kind == "arc" else {"m3": margin}
-    target = target_similarity(split, **margins).view_as(labels)
+    target = margin_target(split, margin, kind).view_as(labels)
 
     there = _there(batch, shards, proxies)
 

@@ -244,8 +244,9 @@ def test_protocol_notes_configuration_machines_and_command_are_there():
     assert "0.06 hours" in text
 
 
-def test_a_command_that_is_given_stands_in_place_of_the_ledgers():
-    text = body(reproduction_page(*ledgers.several_seeds(), command="tammes reproduce --seeds 9"))
+def test_the_command_is_the_last_one_of_the_ledger():
+    recipe, ledger = ledgers.several_seeds()
+    text = body(reproduction_page(recipe, replace(ledger, command="tammes reproduce --seeds 9")))
     assert "<pre>tammes reproduce --seeds 9</pre>" in text
 
 

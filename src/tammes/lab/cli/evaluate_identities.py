@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tammes.advise.advice import plain_values
 from tammes.lab.cli.arguments import add_argument
 from tammes.lab.data.sources.loading import say
 from tammes.lab.measure.identity_pairs import MAX_PAIRS
@@ -218,31 +219,27 @@ def _command(arguments: argparse.Namespace) -> str:
     return shlex.join(words)
 
 
-def as_json(found: Recognition, page: Path | None = None) -> dict[str, Any]:
+def as_json(found: Recognition, page: Path) -> Any:
     """Return a result as plain values; non-finite ones become null."""
 
-    def plain(value: Any) -> Any:
-        return None if isinstance(value, float) and not math.isfinite(value) else value
-
     def interval(number: Number) -> dict[str, Any]:
-        ends = {"value": number.value, "low": number.low, "high": number.high}
-        return {key: plain(value) for key, value in ends.items()}
+        return {"value": number.value, "low": number.low, "high": number.high}
 
     def rows(listing: Listing) -> list[dict[str, Any]]:
-        return [dict(zip(listing.columns, map(plain, row), strict=True)) for row in listing.rows]
+        return [dict(zip(listing.columns, row, strict=True)) for row in listing.rows]
 
-    return {
+    values = {
         "protocol": found.protocol,
         "source": found.title,
         "counts": found.counts,
-        "notes": list(found.notes),
+        "notes": found.notes,
         "numbers": {
             number.key: {"name": number.name, **interval(number)} for number in found.numbers
         },
         "thresholds": [
             {
                 "target": point.target,
-                "thresholds": [plain(value) for value in point.thresholds],
+                "thresholds": point.thresholds,
                 found.rates[0]: interval(point.reached),
                 found.rates[1]: interval(point.accepted),
             }
@@ -252,13 +249,14 @@ def as_json(found: Recognition, page: Path | None = None) -> dict[str, Any]:
         "tables": {heading: rows(table) for heading, table in found.tables.items()},
         "curves": {
             name: {
-                key: None if values is None else [plain(value) for value in values.tolist()]
-                for key, values in curve._asdict().items()
+                key: None if part is None else part.tolist()
+                for key, part in curve._asdict().items()
             }
             for name, curve in found.curves.items()
         },
-        "page": None if page is None else str(page),
+        "page": str(page),
     }
+    return plain_values(values)
 
 
 def as_text(found: Recognition) -> str:

@@ -94,15 +94,16 @@ def loss_info(name: str) -> LossInfo:
     text = inspect.getdoc(function) or ""
     definition: Definition | None = getattr(function, "definition", None)
     parameters = inspect.signature(function).parameters.values()
+    required = [p.name for p in parameters if p.default is p.empty]
     references = re.search(r"^References:\n(.*)", text, re.DOTALL | re.MULTILINE)
     return LossInfo(
         name=function.__name__,
         summary=text.split("\n", 1)[0],
         formula=first_formula(text),
         settings={p.name: p.default for p in parameters if p.default is not p.empty},
-        required=[p.name for p in parameters if p.default is p.empty],
+        required=required,
         on="losses" if definition is None else definition.on,
-        heads=[*_HEADS] if definition is None else _heads(function),
+        heads=[*_HEADS] if definition is None else _heads(function, required),
         dense=definition is not None and "rest" in definition.reads,
         criterion=_criterion(function.__name__),
         source=[] if references is None else _references(references[1]),
@@ -120,11 +121,8 @@ def all_loss_info() -> Iterator[LossInfo]:
         yield loss_info(name)
 
 
-def _heads(build: Callable[..., Term]) -> list[str]:
+def _heads(build: Callable[..., Term], required: list[str]) -> list[str]:
     """Return the heads that a criterion accepts for a loss, by trying each."""
-    required = [
-        p.name for p in inspect.signature(build).parameters.values() if p.default is p.empty
-    ]
     term = build(**dict.fromkeys(required, (1.0, 1.0, 1.0)))
     return _accepted(term, _HEADS) or _accepted(term, _ADAPTIVE)
 

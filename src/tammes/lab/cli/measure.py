@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tammes.advise.advice import plain_values
 from tammes.lab.cli.arguments import add_argument
 from tammes.lab.measure.files import read
 from tammes.lab.measure.formats import FileError, scale_of_run
@@ -17,25 +18,21 @@ from tammes.lab.report.verdicts import as_text as verdict_text
 from tammes.lab.report.verdicts import verdict_on_margins
 
 
-def as_json(measured: Measured, page: Path | None = None) -> dict[str, Any]:
+def as_json(measured: Measured, page: Path | None = None) -> Any:
     """Return all measures as plain values; non-finite ones become null."""
-
-    def plain(value: float | None) -> float | None:
-        return value if value is not None and math.isfinite(value) else None
-
     given = measured.given
-    return {
-        "sources": list(given.sources),
+    values = {
+        "sources": given.sources,
         "classes": len(measured.directions),
         "dimensions": measured.directions.shape[-1],
         "examples": 0 if given.labels is None else len(given.labels),
         "scale": measured.scale,
         "measures": {
             m.key: {
-                "value": plain(m.value),
-                "optimum": plain(m.optimum),
+                "value": m.value,
+                "optimum": m.optimum,
                 "bound": m.bound,
-                "ratio": plain(m.of_optimum),
+                "ratio": m.of_optimum,
                 "unit": m.unit,
                 "note": m.note,
             }
@@ -46,9 +43,10 @@ def as_json(measured: Measured, page: Path | None = None) -> dict[str, Any]:
             {"angle": angle, "classes": [measured.name(i), measured.name(j)]}
             for angle, i, j in measured.pairs
         ],
-        "notes": list(measured.notes),
+        "notes": measured.notes,
         "page": None if page is None else str(page),
     }
+    return plain_values(values)
 
 
 def as_text(measured: Measured) -> str:

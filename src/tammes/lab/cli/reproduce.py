@@ -129,7 +129,7 @@ def _show(recipe: Recipe, ledger: Ledger, out: Path, arguments: argparse.Namespa
     found = verdict_on_reproduction(PaperComparison(recipe, ledger))
     print(f"\n{as_text(found, width=120)}", flush=True)
     page = _path(out, recipe, arguments.quick).with_suffix(".html")
-    write(page, reproduction_page(recipe, ledger, command=ledger.command))
+    write(page, reproduction_page(recipe, ledger))
     print(f"\n  page: {page.resolve()}")
     if arguments.figures is not None:
         folder = Path(arguments.figures) / recipe.name

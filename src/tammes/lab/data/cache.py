@@ -8,6 +8,7 @@ time. Leftovers of killed processes are deleted by the next write after a day.
 import contextlib
 import hashlib
 import json
+import math
 import os
 import re
 import time
@@ -87,12 +88,13 @@ def read(
         header = json.loads(text)
         if header.pop("checksum") != _checksum(_plain(header)):
             raise ValueError("checksum")
-        own = (int(header["shape"][0]), int(header["shape"][1]), int(header["shape"][2]))
+        channels, height, width = header["shape"]
+        own = (channels, height, width)
         if shape is not None and own != shape:
             return None
-        rows, parts = int(header["rows"]), header["parts"]
+        rows, parts = header["rows"], header["parts"]
         pixels = None
-        if parts and rows * own[0] * own[1] * own[2] <= memory:
+        if parts and rows * math.prod(own) <= memory:
             pixels = torch.empty((rows, *own), dtype=torch.uint8)
             for part, (start, stop) in enumerate(_parts(rows, own)):
                 data = _part_path(name, part).read_bytes()
@@ -100,9 +102,8 @@ def read(
                     raise ValueError("checksum")
                 loaded = require("safetensors.torch", extra="lab").load(data)
                 pixels[start:stop] = loaded["pixels"]
-        unreadable = {int(row): str(why) for row, why in header["unreadable"]}
-        checked, mixed = bool(header["checked"]), bool(header["mixed"])
-        return CachedImages(own, rows, unreadable, checked, mixed, pixels)
+        unreadable = dict(header["unreadable"])
+        return CachedImages(own, rows, unreadable, header["checked"], header["mixed"], pixels)
     except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, RuntimeError):
         report(f"{path}: the cached images are damaged and are decoded again")
         return None
@@ -147,7 +148,7 @@ def _clear_leftovers() -> None:
 
 
 def _parts(rows: int, shape: tuple[int, int, int]) -> Iterator[tuple[int, int]]:
-    size = max(1, _PART // (shape[0] * shape[1] * shape[2]))
+    size = max(1, _PART // math.prod(shape))
     for start in range(0, rows, size):
         yield start, min(start + size, rows)
 

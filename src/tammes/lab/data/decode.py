@@ -6,6 +6,7 @@ start in a tenth of a second instead of the seconds that torch takes, and caller
 <tammes.lab.data.load>` need no ``if __name__ == "__main__"``.
 """
 
+import contextlib
 import io
 import json
 import os
@@ -239,7 +240,7 @@ class _Worker:
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
-        try:
+        with contextlib.suppress(OSError, ValueError):
             self.process = subprocess.Popen(
                 # Without -P the folder of this file would come first on the import path.
                 [sys.executable, "-P", os.path.abspath(__file__)],
@@ -248,8 +249,6 @@ class _Worker:
                 stderr=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
             )
-        except (OSError, ValueError):
-            self.process = None
 
     def decode(
         self, items: list[bytes | str], shape: Shape | None, out: Any | None

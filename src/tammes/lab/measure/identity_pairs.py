@@ -52,7 +52,7 @@ def sample_pairs(
     same = _same_pairs(identity, camera, first, second, apart)
     alike, others = totals[0] - totals[1], everything - totals[0]
     if len(same) > limit:
-        same = same[torch.randperm(len(same), generator=generator)[:limit].sort().values]
+        same = _sample(same, limit, generator)
     different = _different_pairs(identity, first, second, apart, others, limit, generator)
     rows = torch.cat([same, different])
     is_same = torch.arange(len(rows)) < len(same)
@@ -116,7 +116,7 @@ def _different_pairs(
         pairs = torch.cartesian_prod(first, second) if apart else torch.combinations(first)
         pairs = pairs.view(-1, 2)
         pairs = pairs[identity[pairs[:, 0]] != identity[pairs[:, 1]]]
-        return pairs[torch.randperm(len(pairs), generator=generator)[:wanted].sort().values]
+        return _sample(pairs, wanted, generator)
     size = len(identity)
     codes = torch.zeros(0, dtype=torch.long)
     while len(codes) < wanted:
@@ -127,5 +127,10 @@ def _different_pairs(
         left, right = drawn if apart else (torch.minimum(*drawn), torch.maximum(*drawn))
         other = identity[left] != identity[right]
         codes = torch.cat([codes, (left * size + right)[other]]).unique()
-    chosen = codes[torch.randperm(len(codes), generator=generator)[:wanted].sort().values]
+    chosen = _sample(codes, wanted, generator)
     return torch.stack([chosen // size, chosen % size], 1)
+
+
+def _sample(rows: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Return at most ``count`` random rows, in their order."""
+    return rows[torch.randperm(len(rows), generator=generator)[:count].sort().values]

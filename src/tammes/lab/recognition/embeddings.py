@@ -77,7 +77,7 @@ class IdentityEmbeddings:
     named: bool = False
     pictures: Pictures | None = None
     notes: tuple[str, ...] = ()
-    pairs: "PairRows | None" = None
+    pairs: PairRows | None = None
 
     def __len__(self) -> int:
         return len(self.features)

@@ -28,12 +28,15 @@ from tammes.lab.recognition.results import (
     measurable,
     measured,
     operating_points,
-    places_at,
     positives_at,
     without_warnings,
 )
 from tammes.metrics.functional import BootstrapInterval, OpenSetResult, openset
-from tammes.metrics.functional.operating_points import check_rate, rank_scores
+from tammes.metrics.functional.operating_points import (
+    check_rate,
+    rank_scores,
+    smallest_threshold,
+)
 from tammes.metrics.functional.retrieval import (
     Search,
     as_search,
@@ -118,7 +121,7 @@ def evaluate_openset(
             part, probe = divmod(place, len(probes))
             inside, rank = galleries[part], int(searches.rank[part, probe])
             items = first_items(
-                _part(search, inside), torch.tensor([probe]), gallery[inside], similarity, ITEMS
+                search.within(inside), torch.tensor([probe]), gallery[inside], similarity, ITEMS
             )
             remark = f"first match at rank {rank:,}" if rank else "not in the gallery"
             shown.append(Ranking(int(probes[probe]), items[probe], remark))
@@ -236,7 +239,7 @@ def _measure(
         rank_scores(score.where(place <= 1, -torch.inf), place > 0)
         for score, place in zip(top, rank, strict=True)
     ]
-    fixed = [places_at(each.points(), rates) for each in ranked]
+    fixed = [smallest_threshold(each.points(), rates) for each in ranked]
     thresholds = torch.stack(
         [each.points().thresholds[place] for each, place in zip(ranked, fixed, strict=True)]
     )
@@ -329,18 +332,10 @@ def _check_kinds(title: str, searches: Searches) -> None:
 
 def _search_all(search: Search, galleries: Tensor, similarity: str) -> tuple[Searches, Tensor]:
     """Search all probes in each gallery; also return how far a match is behind a wrong item."""
-    values = [rank_gallery("openset", _part(search, inside), similarity) for inside in galleries]
+    values = [rank_gallery("openset", search.within(part), similarity) for part in galleries]
     top = [torch.maximum(each.best_match, each.best_wrong) for each in values]
     behind = torch.stack([each.best_wrong - each.best_match for each in values])
     return Searches(torch.stack(top), torch.stack([each.first_rank for each in values])), behind
-
-
-def _part(search: Search, inside: Tensor) -> Search:
-    return search._replace(
-        gallery=search.gallery[inside],
-        gallery_ids=search.gallery_ids[inside],
-        junk=search.junk[inside],
-    )
 
 
 def _failing(names: list[Any], searches: Searches, thresholds: Tensor, fpir: float) -> Listing:

@@ -23,11 +23,11 @@ from tammes.lab.recognition.results import (
     measurable,
     measured,
     operating_points,
-    places_at,
     positives_at,
     without_warnings,
 )
 from tammes.metrics.functional import VerificationResult, fold_accuracy, verification
+from tammes.metrics.functional.operating_points import smallest_threshold
 from tammes.similarity import directions
 
 RATES = (0.1, 0.01, 1e-3, 1e-4, 1e-5, 1e-6)
@@ -98,7 +98,7 @@ def evaluate_verification(
     if fars is None:
         notes.append(f"a FAR below {1 / different:.2g} cannot be measured with so few pairs")
     rates, curve = torch.tensor(targets, dtype=torch.double), grid(different)
-    fixed = places_at(result.points, rates)
+    fixed = smallest_threshold(result.points, rates)
 
     def measure(result: VerificationResult) -> dict[str, Any]:
         points = result.points

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tammes.metrics.functional import BootstrapInterval, intervals
-from tammes.metrics.functional.operating_points import OperatingPoints
+from tammes.metrics.functional.operating_points import OperatingPoints, smallest_threshold
 
 P = ParamSpec("P")
 LEVEL = 0.95
@@ -293,17 +293,9 @@ def grid(negatives: int) -> Tensor:
     return torch.cat([small, torch.linspace(0.1, 1, 37, dtype=torch.double)]).unique()
 
 
-def places_at(points: OperatingPoints, rates: Tensor) -> Tensor:
-    """Return the index of the smallest threshold that accepts at most each rate of negatives."""
-    possible = points.negatives[points.thresholds > -torch.inf]
-    # Make up for products that rounding lowered to just below an integer.
-    allowed = rates * points.all_negatives * (1 + 1e-12)
-    return torch.searchsorted(possible, allowed, right=True) - 1
-
-
 def positives_at(points: OperatingPoints, rates: Tensor) -> Tensor:
     """Return the share of positives accepted at each rate of accepted negatives."""
-    return points.positives[places_at(points, rates)] / points.all_positives
+    return points.positives[smallest_threshold(points, rates)] / points.all_positives
 
 
 def measurable(rates: Sequence[float], negatives: int) -> list[float]:

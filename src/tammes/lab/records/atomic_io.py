@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from tammes.checkpoint.safetensors_io import atomic_write
+
 
 def write_atomically(path: str | os.PathLike[str], data: bytes, *, what: str = "") -> None:
     """Write a file atomically: readers see the old content or all of the new.
@@ -16,19 +18,11 @@ def write_atomically(path: str | os.PathLike[str], data: bytes, *, what: str = "
     """
     path = Path(path)
     created = _missing(path.parent)
-    temporary: Path | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path.parent / f".{path.name}.{secrets.token_hex(4)}", "xb") as file:
-            temporary = Path(file.name)
+        with atomic_write(path) as file:
             file.write(data)
-            file.flush()
-            # Only content that has reached the disk may replace the old file.
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
     except BaseException as error:
-        if temporary is not None:
-            temporary.unlink(missing_ok=True)
         _remove_empty(created)
         if isinstance(error, OSError) and what:
             reason = error.strerror or error

@@ -85,6 +85,11 @@ class LoadedRuns:
         """Groups in display order."""
         return self.study.groups
 
+    @property
+    def runs(self) -> list[Run]:
+        """All runs of the groups, finished or not."""
+        return [run for group in self.groups for run in group.every]
+
 
 def load_runs(runs: Sequence[Run], baseline: str | None = None) -> LoadedRuns:
     """Load everything that a page needs; raises RecordError if no run can be read."""

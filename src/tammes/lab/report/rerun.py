@@ -58,8 +58,7 @@ def _shown(value: Any) -> str:
 
 def data_and_machines(loaded: LoadedRuns) -> list[Block]:
     """Show the data and the machines."""
-    runs = [run for group in loaded.groups for run in group.every]
-    rows = [*_of_data(runs), *_of_machines(runs)]
+    rows = [*_of_data(loaded.runs), *_of_machines(loaded.runs)]
     return [Fold("Data and machines", [Table(("what", "value"), rows)])] if rows else []
 
 
@@ -98,8 +97,7 @@ def _of_machines(runs: Sequence[Run]) -> list[tuple[str, str]]:
 
 def rerun(loaded: LoadedRuns, command: str | None) -> list[Block]:
     """Show every command once: those that were typed, and one that trains each group."""
-    runs = [run for group in loaded.groups for run in group.every]
-    known = read_each(runs, "environment")
+    known = read_each(loaded.runs, "environment")
     typed = [str(each["command"]) for _, each in known if each.get("command")]
     # The command of a single training is among those of the groups below.
     whole = dict.fromkeys(text for text in typed if not text.startswith("tammes train "))

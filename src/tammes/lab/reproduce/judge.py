@@ -9,9 +9,10 @@ that over seeds: seeds show whether a row is better on these identities, identit
 be on others.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias, cast
+from typing import Literal, TypeAlias, cast, get_args
 
 from tammes.lab.reproduce.claims import Better, Bound, Claim, Course, Near, Peak
 from tammes.lab.reproduce.ledger import Entry, Ledger
@@ -58,15 +59,11 @@ class Verdict:
         """The verdict in words."""
         if not self.parts:
             return "no cells to judge it by"
-        known = [part for part in self.parts if part.outcome != "open"]
         if len(self.parts) == 1:
             return self.parts[0].text
-        counts = [
-            f"{sum(part.outcome == word for part in self.parts)} {word}"
-            for word in ("holds", "leans", "fails", "open")
-            if any(part.outcome == word for part in self.parts)
-        ]
-        worst = next((part for part in known if part.outcome == self.outcome), None)
+        counted = Counter(part.outcome for part in self.parts)
+        counts = [f"{counted[word]} {word}" for word in get_args(Outcome) if counted[word]]
+        worst = next((part for part in self.parts if part.outcome == self.outcome), None)
         example = ""
         if worst and self.outcome in ("leans", "fails"):
             several = len({part.column for part in self.parts}) > 1

@@ -209,11 +209,9 @@ class Ledger:
 
     def find(self, planned: PlannedCell) -> Entry | None:
         """Return the entry of a cell; None if it has none with this digest."""
-        for entry in self.cells:
-            here = (entry.row, entry.column, entry.seed, entry.digest)
-            if here == (planned.row, planned.column, planned.seed, planned.digest):
-                return entry
-        return None
+        wanted = (planned.row, planned.column, planned.seed, planned.digest)
+        here = (e for e in self.cells if (e.row, e.column, e.seed, e.digest) == wanted)
+        return next(here, None)
 
     def put(self, entry: Entry) -> None:
         """Add an entry, replacing an earlier one of the same row, column and seed."""

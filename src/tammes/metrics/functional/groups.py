@@ -127,9 +127,7 @@ def finish_groups(name: str, sums: GroupSums, group: Tensor) -> GroupAccuracyRes
         warn_undefined(name, f"no example of the classes with {', '.join(empty)}; these are NaN")
     warn_absent(name, sums.counts)
     return GroupAccuracyResult(
-        many=parts["many"],
-        medium=parts["medium"],
-        few=parts["few"],
+        **parts,
         balanced=accuracy.nanmean(),
         overall=sums.right.sum().double() / sums.counts.sum(),
         class_accuracy=accuracy,

@@ -91,7 +91,7 @@ def margins(split: Split | Tensor, labels: Tensor | None = None) -> Tensor:
     References:
         Zhou et al., Learning Towards the Largest Margins, ICLR 2022, sample margin.
     """
-    return _margins("margins", split, labels, None)[0]
+    return _margins("margins", split, labels)[0]
 
 
 @torch.no_grad()
@@ -129,7 +129,7 @@ def sample_margin(
         Zhou et al., Learning Towards the Largest Margins, ICLR 2022, sample margin.
     """
     levels = check_quantiles("sample_margin", quantiles)
-    values, labels, classes = _margins("sample_margin", split, labels, None)
+    values, labels, classes = _margins("sample_margin", split, labels)
     sums = margin_sums(values, labels, classes)
     return finish_margin("sample_margin", sums, exact_quantiles(values.double(), levels))
 
@@ -165,7 +165,7 @@ def hard_margin_loss(
         Zhou et al., Learning Towards the Largest Margins, ICLR 2022; Cao et al., LDAM, NeurIPS
         2019, Theorem 2.
     """
-    values, labels, classes = _margins("hard_margin_loss", split, labels, None)
+    values, labels, classes = _margins("hard_margin_loss", split, labels)
     limits = as_gamma("hard_margin_loss", gamma, classes)
     return finish_hard_margin("hard_margin_loss", hard_margin_sums(values, labels, limits))
 
@@ -231,10 +231,8 @@ class BiasSums(NamedTuple):
     largest: Tensor
 
 
-def _margins(
-    name: str, split: Split | Tensor, labels: Tensor | None, classes: int | None
-) -> tuple[Tensor, Tensor, int]:
-    checked = as_split(name, split, labels, reads=("target", "hardest"), classes=classes)
+def _margins(name: str, split: Split | Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, int]:
+    checked = as_split(name, split, labels, reads=("target", "hardest"))
     return checked.target - checked.hardest, checked.labels, checked.classes
 
 
@@ -256,13 +254,12 @@ def finish_margin(name: str, sums: MarginSums, quantiles: Tensor) -> SampleMargi
         warn_undefined(name, "no example was given; the result is NaN")
     else:
         warn_absent(name, sums.counts)
-    class_minimum = sums.smallest.where(present, math.nan)
     return SampleMarginResult(
         mean=sums.total.sum() / sums.counts.sum(),
         minimum=sums.smallest.amin().where(present.any(), math.nan),
         quantiles=quantiles,
         class_mean=sums.total / sums.counts,
-        class_minimum=class_minimum,
+        class_minimum=sums.smallest.where(present, math.nan),
         counts=sums.counts,
     )
 

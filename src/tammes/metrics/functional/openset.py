@@ -146,7 +146,7 @@ class IdentificationResult(NamedTuple):
         """Weight the probes, shape ``(Q,)``."""
         return self._replace(weights=weights, rank_1=_rank_1(self.searches, weights))
 
-    def _points(self, fpir: float, rank: int) -> list[tuple[OperatingPoints, int]]:
+    def _points(self, fpir: float, rank: int) -> list[tuple[OperatingPoints, Tensor]]:
         found = []
         for score, place in self.searches:
             nonmated = int((place == 0).sum())
@@ -393,30 +393,19 @@ def finish_identification(
 ) -> IdentificationResult:
     """Search each gallery, given by the member items, and summarise the searches."""
     member = torch.zeros_like(search.gallery_ids) if member is None else member
-    searches = []
+    found = []
     for gallery in member.unique():
-        inside = member == gallery
-        part = search._replace(
-            gallery=search.gallery[inside],
-            gallery_ids=search.gallery_ids[inside],
-            junk=search.junk[inside],
-        )
-        values = rank_gallery(name, part, similarity)
+        values = rank_gallery(name, search.within(member == gallery), similarity)
         score = values.best_match.where(values.matches > 0, values.best_wrong)
-        searches.append(IdentificationSearch(score, values.first_rank))
+        found.append(IdentificationSearch(score, values.first_rank))
+    searches = tuple(found)
     mated = sum(int((search.rank > 0).sum()) for search in searches)
     nonmated = sum(int((search.rank == 0).sum()) for search in searches)
     if not mated:
         warn_undefined(name, "no probe has an identity of a gallery; its rates are NaN")
     weights = torch.ones_like(searches[0].score)
-    return IdentificationResult(
-        _rank_1(tuple(searches), weights),
-        mated,
-        nonmated,
-        tuple(searches),
-        weights,
-        (search.query_ids,),
-    )
+    rank_1 = _rank_1(searches, weights)
+    return IdentificationResult(rank_1, mated, nonmated, searches, weights, (search.query_ids,))
 
 
 def _rank_1(searches: tuple[IdentificationSearch, ...], weights: Tensor) -> Tensor:

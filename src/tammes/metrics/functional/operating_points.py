@@ -134,12 +134,12 @@ def equal_error_rate(points: OperatingPoints) -> Tensor:
     return accepted[after - 1] + share * (accepted[after] - accepted[after - 1])
 
 
-def smallest_threshold(points: OperatingPoints, share: float) -> int:
-    """Index of the smallest threshold that accepts at most this fraction of the negatives."""
+def smallest_threshold(points: OperatingPoints, share: float | Tensor) -> Tensor:
+    """Index of the smallest threshold that accepts at most each fraction of the negatives."""
     # A product just below an integer is that integer, up to rounding.
     allowed = share * points.all_negatives * (1 + 1e-12)
     possible = points.negatives[points.thresholds > -torch.inf]
-    return int(torch.searchsorted(possible, allowed, right=True)) - 1
+    return torch.searchsorted(possible, allowed, right=True) - 1
 
 
 def largest_threshold(points: OperatingPoints, share: float) -> int:

@@ -196,6 +196,12 @@ class Search(NamedTuple):
     gallery_cameras: Tensor | None
     junk: Tensor
 
+    def within(self, items: Tensor) -> "Search":
+        """Keep some items of the gallery, in a search without cameras."""
+        return self._replace(
+            gallery=self.gallery[items], gallery_ids=self.gallery_ids[items], junk=self.junk[items]
+        )
+
 
 def as_search(
     name: str,

@@ -144,7 +144,7 @@ class VerificationResult(NamedTuple):
     def _replaced(self, points: OperatingPoints) -> "VerificationResult":
         return self._replace(points=points, eer=equal_error_rate(points), auc=area(points))
 
-    def _index(self, far: float) -> int:
+    def _index(self, far: float) -> Tensor:
         check_rate("verification", "FAR", far, self.different, "pairs of different identities")
         return smallest_threshold(self.points, far)
 

@@ -16,11 +16,8 @@ from tammes.lab.reproduce.ledger import Ledger
 from tammes.lab.reproduce.recipes import Recipe
 
 
-def reproduction_page(recipe: Recipe, ledger: Ledger, *, command: str | None = None) -> str:
-    """Return the page of a reproduction as self-contained HTML, from recipe and ledger alone.
-
-    The ``command`` continues the reproduction; by default it is the last one in the ledger.
-    """
+def reproduction_page(recipe: Recipe, ledger: Ledger) -> str:
+    """Return the page of a reproduction as self-contained HTML, from recipe and ledger alone."""
     comparison = PaperComparison(recipe, ledger)
     drawn = _drawings(comparison)
     labels = list(comparison.labels.values())
@@ -35,7 +32,7 @@ def reproduction_page(recipe: Recipe, ledger: Ledger, *, command: str | None = N
         "Open, diverged and failed": _missing(comparison),
         "Training": [page.Fold("Training curves", training)] if training else [],
         "Configuration": [*_configuration(comparison), *_machines(comparison)],
-        "How to continue": _command(comparison, command),
+        "How to continue": _command(comparison),
     }
     title = f"Quick form, no result: {recipe.title}" if ledger.quick else recipe.title
     lead = [
@@ -223,10 +220,10 @@ def _machines(comparison: PaperComparison) -> list[page.Block]:
     return [page.Fold("Machines", [page.Table((*MACHINE, "cells"), rows, caption)])]
 
 
-def _command(comparison: PaperComparison, command: str | None) -> list[page.Block]:
-    given = command or comparison.ledger.command or f"tammes reproduce {comparison.recipe.name}"
+def _command(comparison: PaperComparison) -> list[page.Block]:
+    command = comparison.ledger.command or f"tammes reproduce {comparison.recipe.name}"
     if comparison.open:
         text = "Repeating the command runs the open cells, and none that is done."
     else:
         text = "No cell is open; repeating the command only retries failed ones."
-    return [page.Text(text), page.Details("Command", given)]
+    return [page.Text(text), page.Details("Command", command)]

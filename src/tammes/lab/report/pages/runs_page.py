@@ -178,9 +178,8 @@ def _lead(loaded: LoadedRuns) -> list[str]:
 
 def _data(loaded: LoadedRuns) -> dict[str, Any] | None:
     """Return the data description of the first run that has a complete one."""
-    runs = (run for group in loaded.groups for run in group.every)
     kinds = {"train": int, "test": int, "classes": list, "image": list}
-    for _, data in read_each(runs, "data"):
+    for _, data in read_each(loaded.runs, "data"):
         if all(isinstance(data.get(key), kind) for key, kind in kinds.items()):
             return dict(data)
     return None
