@@ -131,3 +131,9 @@ same = tammes.advise.advise is tammes.geometry.advise
 print(json.dumps([before, same, hasattr(tammes, "nothing"), hasattr(tammes.geometry, "nothing")]))
 """
     assert answer(code) == [False, True, False, False]
+
+
+def test_completion_shows_all_public_names_and_no_helper_of_the_module():
+    shown = dir(tammes)
+    assert {*tammes.__all__, "advise"} <= {*shown}
+    assert not {"Any", "TYPE_CHECKING", "import_module", "nearest_name"} & {*shown}

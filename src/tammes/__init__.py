@@ -46,6 +46,7 @@ from tammes.losses.aliases import (
 )
 from tammes.losses.imbalance import adjust_logits, margins_from_counts
 from tammes.losses.subspace import direct_sum, spectral_sum
+from tammes.spelling import nearest_name
 from tammes.split import Split, quadratic_above, split
 from tammes.term_decorator import term
 from tammes.terms import Batch, Loss, Sum, Term
@@ -125,4 +126,12 @@ if not TYPE_CHECKING:
             return import_module("tammes.advise")
         if name in _LAZY:
             return getattr(import_module(_LAZY[name]), name)
-        raise AttributeError(f"module 'tammes' has no attribute {name!r}")
+        # Losses are there twice: as a criterion (CosFace) and as a term (cosface).
+        alike = [each for each in __all__ if each[0].isupper() == name[0].isupper()]
+        near = None if name.startswith("_") else nearest_name(name, alike)
+        hint = f"; did you mean {near}?" if near else ""
+        raise AttributeError(f"module 'tammes' has no attribute {name!r}{hint}")
+
+    def __dir__() -> list[str]:
+        hidden = {"Any", "TYPE_CHECKING", "import_module", "nearest_name"}
+        return sorted({*globals(), *__all__, "advise"} - hidden)

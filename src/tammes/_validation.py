@@ -57,6 +57,8 @@ def unknown_setting(name: str, key: str, known: Iterable[str]) -> TypeError:
     hint = f"did you mean {near}?" if near else f"it has {', '.join(known) or 'none'}"
     if near is None and nearest_name(key, ["scale"]):
         hint = "the scale is the head's"
+    if key in ("device", "dtype"):
+        hint = f".to({key}=...) sets it once it is built"
     return TypeError(f"{name} has no setting {key!r}; {hint}")
 
 
@@ -100,6 +102,8 @@ def check_features(name: str, features: Tensor, size: int) -> None:
         raise TypeError(f"{name} expects features of a floating type, got {features.dtype}; {hint}")
     if features.ndim != 2 or features.shape[1] != size:
         hint = "; images go through a network first" if features.ndim == 4 else ""
+        if features.ndim == 4 and features.shape[1] == size:
+            hint = "; pool feature maps first: features.mean((2, 3))"
         raise ValueError(
             f"{name} expects features of shape (N, {size}), got {tuple(features.shape)}{hint}"
         )

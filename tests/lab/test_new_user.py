@@ -73,6 +73,21 @@ IN_PYTHON = {
         ValueError,
         "images go through a network first",
     ),
+    "feature maps in place of features": (
+        lambda: cosface(torch.randn(4, 8, 7, 7), LABELS),
+        ValueError,
+        "pool feature maps first: features.mean((2, 3))",
+    ),
+    "a device as in torch.nn": (
+        lambda: tammes.CosFace(8, 3, device="cpu"),
+        TypeError,
+        "CosFace has no setting 'device'; .to(device=...) sets it once it is built",
+    ),
+    "a misspelt name of the package": (
+        lambda: tammes.Cosface,
+        AttributeError,
+        "module 'tammes' has no attribute 'Cosface'; did you mean CosFace?",
+    ),
     "one-hot labels for a head": (
         lambda: tammes.CosineHead(8, 3).split(FEATURES, ONE_HOT),
         ValueError,

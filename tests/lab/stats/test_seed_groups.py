@@ -260,6 +260,34 @@ def test_groups_without_a_common_seed_are_not_compared(tmp_path):
     assert found.remarks() == ["Groups without a common seed are not compared."]
 
 
+def test_groups_tested_on_different_images_are_told_apart_and_not_compared(tmp_path):
+    quick = {"limit": 500}
+    runs = [
+        *accuracies(tmp_path / "a", {"softmax()": {0: 0.5, 1: 0.51}}, data="mnist", **quick),
+        *accuracies(tmp_path / "b", {"cosface()": {0: 0.8, 1: 0.82}}, data="mnist", **quick),
+        *accuracies(tmp_path / "c", {"arcface()": {0: 0.9, 1: 0.92}}, data="birds", **quick),
+    ]
+    found = study(runs)
+    labels = ["softmax() [data=mnist]", "cosface() [data=mnist]", "arcface() [data=birds]"]
+    assert [group.label for group in found.groups] == labels
+    assert found.difference(found.groups[1], "accuracy") is not None
+    assert found.difference(found.groups[2], "accuracy") is None
+    assert found.remarks() == ["Groups tested on different images are not compared."]
+
+
+def test_groups_with_the_same_test_images_and_other_training_images_are_compared(tmp_path):
+    runs = [
+        *accuracies(tmp_path / "a", {"softmax()": {0: 0.5}}, data="few.csv", test="test.csv"),
+        *accuracies(tmp_path / "b", {"cosface()": {0: 0.8}}, data="all.csv", test="test.csv"),
+    ]
+    found = study(runs)
+    assert [group.label for group in found.groups] == [
+        "softmax() [data=few.csv]",
+        "cosface() [data=all.csv]",
+    ]
+    assert found.difference(found.groups[1], "accuracy") is not None
+
+
 def test_the_table_fits_the_terminal_and_shows_every_number(tmp_path):
     losses = (
         "softmax()",

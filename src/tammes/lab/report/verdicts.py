@@ -49,7 +49,11 @@ def as_text(sentences: Sequence[str], *, width: int = 100) -> str:
 def verdict_on_runs(loaded: LoadedRuns) -> list[str]:
     """Return the verdict on groups of runs."""
     main = loaded.study.main
-    return verdict([_of_group(group, loaded, main) for group in loaded.groups], main, _MARGINS)
+    contenders = [_of_group(group, loaded, main) for group in loaded.groups]
+    if loaded.study.comparable:
+        return verdict(contenders, main, _MARGINS)
+    first = "No verdict: the runs were tested on different images. Report those of one data set."
+    return [first, *remarks(contenders, main)]
 
 
 def _of_group(group: Group, loaded: LoadedRuns, main: Quantity) -> Contender:

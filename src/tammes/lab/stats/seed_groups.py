@@ -19,6 +19,9 @@ from tammes.lab.stats.paired import CONFIDENCE, Difference, Summary, difference,
 
 State: TypeAlias = Literal["failed", "unfinished", "damaged", "left out"]
 
+_TESTED_ON = ("data", "test", "classes", "whole", "identities", "limit")
+"""Fields of a configuration that say which images a run is tested on."""
+
 
 @dataclass(frozen=True)
 class Quantity:
@@ -135,6 +138,13 @@ class Group:
     values: Mapping[str, Mapping[int, float]]
 
     @property
+    def tested_on(self) -> tuple[Any, ...]:
+        """Settings that say which images the runs were tested on."""
+        # With test images of their own, runs may have different training images.
+        first = self.config.test or self.config.data
+        return (first, *(getattr(self.config, key) for key in _TESTED_ON[2:]))
+
+    @property
     def every(self) -> tuple[Run, ...]:
         """All runs, finished or not."""
         return (*self.runs.values(), *self.stopped)
@@ -152,8 +162,16 @@ class Study:
     troubles: tuple[Trouble, ...]
 
     def difference(self, group: Group, key: str) -> Difference | None:
-        """Compare a group with the baseline; None without a common seed."""
-        return difference(group.values[key], self.groups[0].values[key])
+        """Compare a group with the baseline; None without a common seed or common test images."""
+        baseline = self.groups[0]
+        if group.tested_on != baseline.tested_on:
+            return None
+        return difference(group.values[key], baseline.values[key])
+
+    @property
+    def comparable(self) -> bool:
+        """Whether all groups were tested on the same images."""
+        return len({group.tested_on for group in self.groups}) < 2
 
     @cached_property
     def quantities(self) -> tuple[Quantity, ...]:
@@ -169,9 +187,12 @@ class Study:
         """Return caveats about the differences."""
         if len(self.groups) < 2:
             return []
-        differences = [self.difference(group, self.main.key) for group in self.groups[1:]]
+        alike = [g for g in self.groups[1:] if g.tested_on == self.groups[0].tested_on]
+        differences = [self.difference(group, self.main.key) for group in alike]
         counts = [0 if each is None else len(each.seeds) for each in differences]
         remarks = []
+        if not self.comparable:
+            remarks.append("Groups tested on different images are not compared.")
         if 1 in counts:
             which = "One seed" if max(counts) == 1 else "One common seed in some groups"
             remarks.append(f"{which}: no interval and no winner for n = 1.")
@@ -266,16 +287,21 @@ def why_stopped(run: Run) -> str:
 
 
 def _labels(configs: Sequence[Config]) -> list[str]:
-    """Return unique labels of groups; equal labels are extended by the settings that differ."""
+    """Return unique labels of groups, with the settings in which equal labels or tests differ."""
     labels = [config.label for config in configs]
     unique = list(labels)
-    for label in {label for label in labels if labels.count(label) > 1}:
+    tests = {key for key in _TESTED_ON if len({repr(getattr(each, key)) for each in configs}) > 1}
+    for label in set(labels):
         indices = [index for index, each in enumerate(labels) if each == label]
         settings = [configs[index].group() for index in indices]
-        keys = [key for key in settings[0] if len({repr(each[key]) for each in settings}) > 1]
+        keys = [
+            key
+            for key in settings[0]
+            if key in tests or len({repr(each[key]) for each in settings}) > 1
+        ]
         for index, values in zip(indices, settings, strict=True):
             shown = ", ".join(f"{key}={values[key]}" for key in keys)
-            unique[index] = f"{label} [{shown}]"
+            unique[index] = f"{label} [{shown}]" if shown else label
     return unique
 
 
