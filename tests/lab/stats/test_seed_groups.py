@@ -275,6 +275,19 @@ def test_groups_tested_on_different_images_are_told_apart_and_not_compared(tmp_p
     assert found.remarks() == ["Groups tested on different images are not compared."]
 
 
+def test_images_under_another_path_are_known_by_their_digest(tmp_path):
+    runs = [
+        *accuracies(tmp_path / "a", {"softmax()": {0: 0.5}}, data="pictures"),
+        *accuracies(tmp_path / "b", {"cosface()": {0: 0.8}}, data="/home/me/pictures"),
+    ]
+    for run in runs:
+        path = run.folder / "data.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), "test_digest": "89abcdef"}))
+    found = study(runs)
+    assert found.difference(found.groups[1], "accuracy") is not None
+    assert found.comparable
+
+
 def test_groups_with_the_same_test_images_and_other_training_images_are_compared(tmp_path):
     runs = [
         *accuracies(tmp_path / "a", {"softmax()": {0: 0.5}}, data="few.csv", test="test.csv"),

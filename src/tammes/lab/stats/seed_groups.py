@@ -5,6 +5,7 @@ the differences over their common seeds have a mean and a 95 % interval (Student
 has no interval.
 """
 
+import contextlib
 import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -144,6 +145,18 @@ class Group:
         first = self.config.test or self.config.data
         return (first, *(getattr(self.config, key) for key in _TESTED_ON[2:]))
 
+    @cached_property
+    def _test_digest(self) -> str | None:
+        for run in self.every:
+            with contextlib.suppress(RecordError):
+                return run.data.get("test_digest")
+        return None
+
+    def shares_test_images(self, other: "Group") -> bool:
+        """Whether both were tested on the same images, perhaps under another path."""
+        same = self._test_digest is not None and self._test_digest == other._test_digest
+        return same or self.tested_on == other.tested_on
+
     @property
     def every(self) -> tuple[Run, ...]:
         """All runs, finished or not."""
@@ -164,14 +177,14 @@ class Study:
     def difference(self, group: Group, key: str) -> Difference | None:
         """Compare a group with the baseline; None without a common seed or common test images."""
         baseline = self.groups[0]
-        if group.tested_on != baseline.tested_on:
+        if not group.shares_test_images(baseline):
             return None
         return difference(group.values[key], baseline.values[key])
 
     @property
     def comparable(self) -> bool:
         """Whether all groups were tested on the same images."""
-        return len({group.tested_on for group in self.groups}) < 2
+        return all(group.shares_test_images(self.groups[0]) for group in self.groups)
 
     @cached_property
     def quantities(self) -> tuple[Quantity, ...]:
@@ -187,7 +200,7 @@ class Study:
         """Return caveats about the differences."""
         if len(self.groups) < 2:
             return []
-        alike = [g for g in self.groups[1:] if g.tested_on == self.groups[0].tested_on]
+        alike = [g for g in self.groups[1:] if g.shares_test_images(self.groups[0])]
         differences = [self.difference(group, self.main.key) for group in alike]
         counts = [0 if each is None else len(each.seeds) for each in differences]
         remarks = []
