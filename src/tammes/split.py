@@ -274,6 +274,15 @@ def split(
     return split_matrix(finite, labels, scale, there, own or {}, frozenset(reads))
 
 
+def fill_target(scores: Tensor, labels: Tensor, value: float) -> Tensor:
+    """Replace the number of the target class in each row, shape ``(N, C)``."""
+    if not torch.compiler.is_compiling():
+        return scores.scatter(1, labels[:, None], value)
+    # A compiler writes the whole matrix for a scatter, and fuses a comparison into what follows.
+    classes = torch.arange(scores.shape[1], device=scores.device)
+    return scores.masked_fill(classes == labels[:, None], value)
+
+
 def split_matrix(
     similarity: Tensor,
     labels: Tensor,
@@ -304,7 +313,7 @@ def split_matrix(
     # The target is masked out rather than subtracted from a full log-sum-exp: where it dominates,
     # the subtraction would cancel all digits of the others.
     def masked(values: Tensor, value: float) -> Tensor:
-        values = values.scatter(1, column, value)
+        values = fill_target(values, labels, value)
         return values if there is None else values.masked_fill(~there, value)
 
     scores = scale * similarity

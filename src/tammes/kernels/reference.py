@@ -15,6 +15,7 @@ from tammes.split import (
     columns,
     cross_entropy,
     cutoff_of,
+    fill_target,
     split_matrix,
     with_sums,
 )
@@ -113,15 +114,14 @@ def reference_split(
             own["target"] = own["target"] + problem.bias.index_select(0, labels)
         matrix = _products(problem, query, row_offset)
         if mapping is not None:
-            column = labels[:, None]
             known = assemble(own, labels, problem.scale, matrix.shape[1], matrix)
             if mapping.top:
-                rest = _masked(matrix.detach(), problem.there).scatter(1, column, -torch.inf)
+                rest = fill_target(_masked(matrix.detach(), problem.there), labels, -torch.inf)
                 largest = rest.topk(min(mapping.top + 1, rest.shape[1])).values
                 known = known._replace(cutoff=cutoff_of(largest, mapping.top))
             # The map must not see the target class: its gradient could be 0 times infinity.
             matrix = mapping.function(
-                matrix.scatter(1, column, 0.0), *columns(mapping.numbers(known))
+                fill_target(matrix, labels, 0.0), *columns(mapping.numbers(known))
             )
         split = split_matrix(matrix, labels, problem.scale, problem.there, own, reads)
         return with_sums(split, reads)
