@@ -34,6 +34,7 @@ from tammes.similarity import (
     Operand,
     Similarity,
     full_precision,
+    has_exact_products,
     working_dtype,
 )
 from tammes.split import ALONGSIDE, Split, assemble, softplus
@@ -303,7 +304,8 @@ def _evaluate(
     numbers: dict[str, Tensor] = {}
     directed = own_inverse = apart = sign = None
     angles = "gap" in names or "opposite" in names
-    if names[0] in _OWN and not _target_in_scores(similarity, features):
+    exact = isinstance(similarity, InnerProduct) and has_exact_products(features.dtype)
+    if names[0] in _OWN and not exact:
         own = prototypes.index_select(0, labels)
         if keys.inverse is not None:
             own_inverse = keys.inverse.index_select(0, labels)
@@ -399,17 +401,6 @@ def _is_near(numbers: Mapping[str, Tensor]) -> bool:
 
 def _is_one(scale: Tensor | float) -> bool:
     return isinstance(scale, float) and scale == 1
-
-
-def _target_in_scores(similarity: Similarity, features: Tensor) -> bool:
-    """Whether the scores are accurate enough to take the target from them."""
-    if not isinstance(similarity, InnerProduct):
-        return False
-    try:
-        return features.dtype == torch.float64 or torch.get_float32_matmul_precision() == "highest"
-    except RuntimeError:
-        # torch raises once a precision has been set for a single backend.
-        return False
 
 
 def _make_scores(
