@@ -8,7 +8,9 @@ import pytest
 import torch
 from catalogue import CLASSES, HEADS, SPLIT_TERMS, default_head
 from cover import cover, slow
+from functorch.compile import make_boxed_func
 from safetensors.torch import load_file, save_file
+from torch._dynamo.backends.common import aot_autograd
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.func import functional_call, grad, vmap
 from torch.testing import assert_close
@@ -152,6 +154,45 @@ def test_a_copied_criterion_compiles_too(again):
     call = torch.compile(criterion, fullgraph=True, backend="aot_eager")
     features, labels = batch()
     assert_close(call(features, labels), criterion(features, labels))
+
+
+def traced_operations(criterion):
+    """Names of the operations that a compiler is given, in the forward and the backward pass."""
+    graphs = []
+
+    def keep(graph, _):
+        graphs.append(graph)
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(fw_compiler=keep, bw_compiler=keep)
+    features, labels = batch()
+    call = torch.compile(criterion, fullgraph=True, backend=backend)
+    call(features.requires_grad_(), labels).backward()
+    nodes = [[n for n in graph.graph.nodes if n.op == "call_function"] for graph in graphs]
+    return [{n.target.overloadpacket.__name__ for n in some} for some in nodes]
+
+
+@pytest.mark.parametrize("name", ["softmax", "cosface", "arcface", "lm_softmax"])
+def test_a_compiler_is_given_no_operation_that_writes_the_scores_again(name):
+    term = SPLIT_TERMS[name]
+    forward, backward = traced_operations(tammes.Criterion(default_head(term, SIZE, CLASSES), term))
+    assert "mm" in forward
+    assert forward.isdisjoint({"scatter", "gather"})
+    assert backward.isdisjoint({"scatter", "scatter_add", "gather"})
+    # The own rows of an angular margin have a gradient of their own.
+    assert ("index_add" in backward) == (name == "arcface")
+
+
+@pytest.mark.parametrize("name", ["softmax", "cosface"])
+def test_a_compiled_own_class_is_apart_where_products_are_not_exact(name):
+    term, before = SPLIT_TERMS[name], torch.get_float32_matmul_precision()
+    criterion = tammes.Criterion(default_head(term, SIZE, CLASSES), term)
+    try:
+        torch.set_float32_matmul_precision("high")
+        _, backward = traced_operations(criterion)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert "index_add" in backward
 
 
 # Importing inductor makes torch warn of its own use of torch.jit.

@@ -49,6 +49,20 @@ def product_dtype(device: torch.device) -> torch.dtype | None:
     return None
 
 
+def has_exact_products(dtype: torch.dtype) -> bool:
+    """Whether matrix products are as exact as sums over pairs of rows."""
+    if dtype == torch.float64:
+        return True
+    if torch.compiler.is_compiling():
+        # The setting that a compiler can read; it compiles again when it changes.
+        return not torch.backends.cuda.matmul.allow_tf32
+    try:
+        return torch.get_float32_matmul_precision() == "highest"
+    except RuntimeError:
+        # torch raises once a precision has been set for a single backend.
+        return False
+
+
 def norm(vectors: Tensor) -> Tensor:
     """Euclidean length of each row."""
     return torch.linalg.vector_norm(vectors, dim=-1)

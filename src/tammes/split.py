@@ -276,6 +276,26 @@ def split(
     return split_matrix(finite, labels, scale, there, own or {}, frozenset(reads))
 
 
+# A compiler fuses a comparison of indices with what comes before and after, and writes the whole
+# matrix for a gradient of gather, and for a scatter.
+def of_target(scores: Tensor, labels: Tensor) -> Tensor:
+    """Select the number of the target class in each row, shape ``(N,)``."""
+    if not torch.compiler.is_compiling():
+        return scores.gather(1, labels[:, None]).squeeze(1)
+    return torch.where(_is_target(scores, labels), scores, 0.0).sum(1)
+
+
+def fill_target(scores: Tensor, labels: Tensor, value: float) -> Tensor:
+    """Replace the number of the target class in each row, shape ``(N, C)``."""
+    if not torch.compiler.is_compiling():
+        return scores.scatter(1, labels[:, None], value)
+    return scores.masked_fill(_is_target(scores, labels), value)
+
+
+def _is_target(scores: Tensor, labels: Tensor) -> Tensor:
+    return torch.arange(scores.shape[1], device=scores.device) == labels[:, None]
+
+
 def split_matrix(
     similarity: Tensor,
     labels: Tensor,
@@ -296,8 +316,7 @@ def split_matrix(
     """
     keeps = not reads.isdisjoint(("rest", *SUMMED))
     unread = similarity.new_full(labels.shape, float("nan"))
-    column = labels[:, None]
-    target, one = similarity.gather(1, column).squeeze(1), torch.ones_like(unread)
+    target, one = of_target(similarity, labels), torch.ones_like(unread)
     assumed = {"target": target, "length": one, "norm": one, "gap": 1 - target}
     own = {field: value for field, value in assumed.items() if field in reads} | own
     if "gap" in own:
@@ -306,7 +325,7 @@ def split_matrix(
     # The target is masked out rather than subtracted from a full log-sum-exp: where it dominates,
     # the subtraction would cancel all digits of the others.
     def masked(values: Tensor, value: float) -> Tensor:
-        values = values.scatter(1, column, value)
+        values = fill_target(values, labels, value)
         return values if there is None else values.masked_fill(~there, value)
 
     scores = scale * similarity
@@ -315,7 +334,8 @@ def split_matrix(
     rivals: Tensor | int = similarity.shape[1] - 1
     if there is not None:
         among = there.expand_as(similarity)
-        rivals = (among.sum(1) - among.gather(1, column).squeeze(1).long()).to(similarity.dtype)
+        own_there = among.gather(1, labels[:, None]).squeeze(1)
+        rivals = (among.sum(1) - own_there.long()).to(similarity.dtype)
     if "others" in reads:
         others = rest.logsumexp(1)
     if "hardest" in reads:

@@ -106,7 +106,10 @@ def general_call(
         total = total.clamp_min(1)
     else:
         total = torch.where(total == 0, torch.ones_like(total), total)
-    if criterion.reduction == "mean":
+    mean = criterion.reduction == "mean"
+    # Traced code divides the sum: for the count before it, a compiler would need a kernel more.
+    late = mean and tracing and scope is None
+    if mean and not late:
         weights = weights / total
     rowwise = criterion.reduction == "none"
     some = weights if part is whole else weights[mine]
@@ -130,6 +133,7 @@ def general_call(
     losses = [criterion._others[n][0] * (r if rowwise else r.sum()) for n, r in rows.items()]
     if scope is None:
         loss = sum(losses, loss)
+        loss = loss / total if late else loss
     else:
         sums = {n: v if w is None else (v * w).sum() for n, (v, w) in noted.items()}
         loss, sums = scope.combine(loss, losses, sums, mine)
@@ -140,7 +144,7 @@ def general_call(
     if not _transformed(tracing):
         noted |= {name: (r.detach().sum(), None) for name, r in rows.items()}
         criterion._noted = {name: noted[name] for name in criterion.settings.named}
-        criterion._noted_total = None if criterion.reduction == "mean" else total.detach()
+        criterion._noted_total = None if mean and not late else total.detach()
     if changing:
         _remember(criterion, "after", whole.batch, tracing)
         # The first pass of an activation checkpoint may run without gradients.

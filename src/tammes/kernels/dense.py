@@ -42,6 +42,7 @@ from tammes.similarity import (
     Operand,
     Similarity,
     full_precision,
+    has_exact_products,
     working_dtype,
 )
 from tammes.split import ALONGSIDE, Split, assemble, softplus
@@ -282,7 +283,8 @@ def _evaluate(
     numbers: dict[str, Tensor] = {}
     directed = own_inverse = apart = sign = None
     angles = "gap" in names or "opposite" in names
-    if names[0] in OWN and not _target_in_scores(similarity, features):
+    exact = isinstance(similarity, InnerProduct) and has_exact_products(features.dtype)
+    if names[0] in OWN and not exact:
         own = prototypes.index_select(0, labels)
         if keys.inverse is not None:
             own_inverse = keys.inverse.index_select(0, labels)
@@ -374,17 +376,6 @@ def _is_near(numbers: Mapping[str, Tensor]) -> bool:
         return True
     least, most = torch.aminmax(gap)
     return not (least.item() > NEAR and most.item() < 2 - NEAR)
-
-
-def _target_in_scores(similarity: Similarity, features: Tensor) -> bool:
-    """Whether the scores are accurate enough to take the target from them."""
-    if not isinstance(similarity, InnerProduct):
-        return False
-    try:
-        return features.dtype == torch.float64 or torch.get_float32_matmul_precision() == "highest"
-    except RuntimeError:
-        # torch raises once a precision has been set for a single backend.
-        return False
 
 
 def _make_scores(

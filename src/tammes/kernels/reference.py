@@ -8,13 +8,22 @@ from torch import Tensor
 from tammes.angles import shifted_cosine
 from tammes.kernels.problem import Margin, Problem
 from tammes.kernels.score_map import ScoreMap
-from tammes.similarity import full_precision, working_dtype
+from tammes.similarity import (
+    Cosine,
+    InnerProduct,
+    full_precision,
+    has_exact_products,
+    working_dtype,
+)
 from tammes.split import (
+    ALONGSIDE,
     Split,
     assemble,
     columns,
     cross_entropy,
     cutoff_of,
+    fill_target,
+    of_target,
     split_matrix,
     with_sums,
 )
@@ -107,24 +116,43 @@ def reference_split(
     with full_precision(problem.features.device):
         problem = _working(problem)
         query, row_offset = problem.similarity.query(problem.features)
-        own_prototypes = target_rows(problem.prototypes, labels)
-        own = problem.similarity.own(problem.features, own_prototypes, reads, query)
-        if problem.bias is not None and "target" in own:
-            own["target"] = own["target"] + problem.bias.index_select(0, labels)
         matrix = _products(problem, query, row_offset)
+        own = _own_numbers(problem, labels, reads, query, matrix)
         if mapping is not None:
-            column = labels[:, None]
             known = assemble(own, labels, problem.scale, matrix.shape[1], matrix)
             if mapping.top:
-                rest = _masked(matrix.detach(), problem.there).scatter(1, column, -torch.inf)
+                rest = fill_target(_masked(matrix.detach(), problem.there), labels, -torch.inf)
                 largest = rest.topk(min(mapping.top + 1, rest.shape[1])).values
                 known = known._replace(cutoff=cutoff_of(largest, mapping.top))
             # The map must not see the target class: its gradient could be 0 times infinity.
             matrix = mapping.function(
-                matrix.scatter(1, column, 0.0), *columns(mapping.numbers(known))
+                fill_target(matrix, labels, 0.0), *columns(mapping.numbers(known))
             )
         split = split_matrix(matrix, labels, problem.scale, problem.there, own, reads)
         return with_sums(split, reads)
+
+
+def _own_numbers(
+    problem: Problem, labels: Tensor, reads: frozenset[str], query: Tensor, matrix: Tensor
+) -> dict[str, Tensor]:
+    """Compute the numbers of the target class that are more accurate than the matrix."""
+    features, prototypes, bias, _, similarity, *_ = problem
+    apart, product = reads, None
+    if "target" in reads and has_exact_products(features.dtype):
+        if isinstance(similarity, InnerProduct):
+            apart = reads - {"target"}
+        if apart is not reads or (isinstance(similarity, Cosine) and "gap" not in reads):
+            product = of_target(matrix, labels)
+    own: dict[str, Tensor] = {}
+    if not apart.isdisjoint(("target", *ALONGSIDE)):
+        own = similarity.own(features, target_rows(prototypes, labels), apart, query)
+    if bias is not None and "target" in own:
+        own["target"] = own["target"] + bias.index_select(0, labels)
+    if product is not None:
+        # Cosines need the digits near 1 and -1, but their gradient is as accurate by products.
+        digits = (own["target"] - product).detach() if "target" in own else 0.0
+        own["target"] = product + digits
+    return own
 
 
 def gradients_by_reference(
