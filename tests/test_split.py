@@ -142,6 +142,68 @@ def test_split_refuses_shapes_it_cannot_split(shape, count, message):
         tammes.split(torch.zeros(shape), torch.zeros(count, dtype=torch.long))
 
 
+SIMILARITY, OWN = torch.randn(4, 4), torch.tensor([0, 1, 2, 1])
+MISFITS = {
+    "a scale for each row": (
+        lambda: tammes.split(SIMILARITY, OWN, scale=torch.ones(4)),
+        r"split expects one scale for all rows, got shape \(4,\)",
+    ),
+    "an unknown field": (
+        lambda: tammes.split(SIMILARITY, OWN, reads=["hardset"]),
+        "split expects reads among target, .* got 'hardset'",
+    ),
+    "an unknown field of a head": (
+        lambda: tammes.CosineHead(3, 4).split(torch.randn(4, 3), OWN, "target cosine"),
+        "CosineHead expects reads among target, .* got 'cosine'",
+    ),
+    "an unknown own number": (
+        lambda: tammes.split(SIMILARITY, OWN, own={"others": torch.ones(4)}),
+        r"split expects own numbers among target, .* got others of shape \(4,\)",
+    ),
+    "own numbers in a column": (
+        lambda: tammes.split(SIMILARITY, OWN, own={"target": torch.ones(4, 1)}),
+        r"split expects own numbers .* shape \(4,\), got target of shape \(4, 1\)",
+    ),
+    "margins in a column": (
+        lambda: tammes.cosface()(tammes.split(SIMILARITY, OWN), margin=torch.ones(4, 1)),
+        r"cosface expects margin to be a number or of shape \(4,\), got \(4, 1\)",
+    ),
+    "margins of other classes": (
+        lambda: tammes.cosface(margin=[0.1] * 5)(tammes.split(SIMILARITY, OWN)),
+        "cosface expects one margin for each of 4 classes, got 5",
+    ),
+    "counts of other classes": (
+        lambda: tammes.ldam([9, 8, 7, 6, 5])(tammes.split(SIMILARITY, OWN)),
+        "ldam expects one counts for each of 4 classes, got 5",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_what_does_not_fit_a_split_is_refused(name):
+    do, message = MISFITS[name]
+    with pytest.raises(ValueError, match=message):
+        do()
+
+
+@pytest.mark.parametrize("given", [{"counts": (1, 2, 3, 4)}, {"tau": 0.5}])
+def test_a_term_called_with_a_split_does_not_ignore_another_fixed_setting(given):
+    term, rows = tammes.logit_adjustment([4, 3, 2, 1]), tammes.split(SIMILARITY, OWN, reads=ALL)
+    with pytest.raises(TypeError, match=r"logit_adjustment expects \w+ from the beginning, got"):
+        term(rows, **given)
+
+
+def test_fields_to_read_may_be_one_string():
+    head, features = tammes.CosineHead(3, 4), torch.randn(4, 3)
+    for rows in (
+        tammes.split(SIMILARITY, OWN, reads="hardest others"),
+        head.split(features, OWN, "hardest others"),
+    ):
+        assert rows.hardest.isfinite().all()
+        assert rows.others.isfinite().all()
+        assert rows.mean.isnan().all()
+
+
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int16, torch.int32])
 def test_labels_of_any_integer_type_split_the_same(dtype):
     similarity, labels = torch.randn(4, 3), torch.tensor([0, 2, 1, 2])

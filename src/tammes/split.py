@@ -7,7 +7,13 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from tammes._validation import check_labels, check_range, check_unmasked, transforming
+from tammes._validation import (
+    check_labels,
+    check_range,
+    check_tensor,
+    check_unmasked,
+    transforming,
+)
 
 REDUCED = ("target", "others", "hardest", "expected", "mean")
 """The five numbers; each can be merged over shards of the classes."""
@@ -39,7 +45,7 @@ class Split(NamedTuple):
         expected: :math:`\sum_{c\ne y} q_c f_c`, shape ``(N,)``.
         mean: :math:`\frac{1}{C-1}\sum_{c\ne y} f_c`, shape ``(N,)``.
         labels: class of each example, shape ``(N,)``.
-        scale: inverse temperature :math:`s`; a number, or a tensor that broadcasts with ``(N,)``.
+        scale: inverse temperature :math:`s`; a number, or a tensor of one.
         length: norm of the feature times norm of the target prototype, each left out if the head
             normalises it: 1 on a cosine head. Shape ``(N,)``.
         norm: norm of the feature, shape ``(N,)``.
@@ -96,6 +102,21 @@ class Split(NamedTuple):
     def cosine(self) -> Tensor:
         """Cosine to the target prototype, ``1 - gap``."""
         return 1 - self.gap
+
+
+def read_fields(name: str, reads: str | Iterable[str]) -> frozenset[str]:
+    """Names of the fields to read, also given as one string with spaces; raise for unknown ones.
+
+    Example:
+        >>> sorted(read_fields("split", "target hardest"))
+        ['hardest', 'target']
+    """
+    fields = reads.split() if isinstance(reads, str) else [*reads]
+    unknown = [field for field in fields if field not in Split._fields]
+    if unknown:
+        known = ", ".join((*REDUCED, *ALONGSIDE, *SUMMED, "rest"))
+        raise ValueError(f"{name} expects reads among {known}, got {unknown[0]!r}")
+    return frozenset(fields)
 
 
 def softplus(value: Tensor) -> Tensor:
@@ -227,7 +248,7 @@ def split(
     *,
     scale: Tensor | float = 1.0,
     own: dict[str, Tensor] | None = None,
-    reads: Iterable[str] = (*REDUCED, *ALONGSIDE),
+    reads: str | Iterable[str] = (*REDUCED, *ALONGSIDE),
 ) -> Split:
     """Split similarities that are in memory; the reference every head is tested against.
 
@@ -235,10 +256,11 @@ def split(
         similarity: similarity of each example to each class, shape ``(N, C)``; ``-inf`` masks a
             class for an example.
         labels: class of each example in ``[0, C)``, shape ``(N,)``.
-        scale: inverse temperature of the softmax.
+        scale: inverse temperature of the softmax, one for all examples.
         own: numbers of the target class that the caller knows more accurately than the matrix
-            gives them: any of ``target``, ``length``, ``norm``, ``gap`` and ``opposite``, each of
-            shape ``(N,)``. The others are computed as if similarities were cosines of unit vectors.
+            gives them: any of ``target``, ``length``, ``norm``, ``gap``, ``opposite`` and
+            ``distance``, each of shape ``(N,)``. The others are computed as if similarities were
+            cosines of unit vectors.
         reads: names of the fields to compute; ``"rest"`` keeps the masked scores, and so does
             ``"softplus"``, which is computed from them.
 
@@ -254,6 +276,7 @@ def split(
         >>> s.others
         tensor([2.0486, 3.1269])
     """
+    check_tensor("split", "similarity", similarity)
     if similarity.ndim != 2 or labels.shape != similarity.shape[:1]:
         raise ValueError(
             "split expects similarity of shape (N, C) and labels of shape (N,), "
@@ -263,7 +286,15 @@ def split(
     if classes < 2:
         raise ValueError(f"split expects at least 2 classes, got C={classes}")
     check_labels("split", labels, similarity)
-    labels = labels.long()
+    labels, own, fields = labels.long(), own or {}, read_fields("split", reads)
+    if isinstance(scale, Tensor) and scale.shape not in ((), (1,)):
+        raise ValueError(f"split expects one scale for all rows, got shape {tuple(scale.shape)}")
+    for name, values in own.items():
+        if name not in ("target", *ALONGSIDE) or values.shape != labels.shape:
+            raise ValueError(
+                f"split expects own numbers among {', '.join(('target', *ALONGSIDE))}, of shape "
+                f"{tuple(labels.shape)}, got {name} of shape {tuple(values.shape)}"
+            )
     # Not ``>``: NaN does not mask a class, and has to show in the result.
     there, column = similarity != float("-inf"), labels[:, None]
     if not transforming() and labels.device.type == "cpu":
@@ -273,7 +304,7 @@ def split(
     there = there.scatter(1, column, True)
     # Masked after scaling: the gradient of a learned scale would be NaN at -inf.
     finite = torch.where(there, similarity, 0.0)
-    return split_matrix(finite, labels, scale, there, own or {}, frozenset(reads))
+    return split_matrix(finite, labels, scale, there, own, fields)
 
 
 # A compiler fuses a comparison of indices with what comes before and after, and writes the whole

@@ -267,11 +267,16 @@ class Term(Loss):
 
     def __call__(self, *inputs: Any, **arguments: Any) -> Any:
         """Evaluate the term, ``(N,)`` for a split; ``arguments`` replace settings."""
+        for key in self.definition.fixed.intersection(arguments):
+            raise TypeError(
+                f"{self.name} expects {key} from the beginning, got another at the call"
+            )
         if not transforming():
             self.check(**{k: v for k, v in arguments.items() if k in self.settings and on_host(v)})
         merged = {**self.arguments, **arguments}
         if isinstance(inputs[0], Split):
             like = inputs[0].target
+            self._check_given(inputs[0], arguments, merged)
             if self.definition.has_own_scores and inputs[0].rest is None:
                 raise ValueError(
                     f"{self.name} expects a split with rest, since it changes the scores of all "
@@ -305,6 +310,24 @@ class Term(Loss):
         elif self.definition.on != "prototypes" and isinstance(inputs[0], Tensor):
             raise not_a_loss(self.name, inputs[0])
         return self.definition.function(*inputs, **merged)
+
+    def _check_given(
+        self, split: Split, given: Mapping[str, Any], merged: Mapping[str, Any]
+    ) -> None:
+        """Reject settings per class or per example that do not fit the split."""
+        for key, value in merged.items():
+            if isinstance(value, tuple) and len(value) != split.classes:
+                raise ValueError(
+                    f"{self.name} expects one {key} for each of {split.classes} classes, "
+                    f"got {len(value)}"
+                )
+        for key in self.settings.keys() & given.keys():
+            shape = getattr(given[key], "shape", ())
+            if shape not in ((), split.labels.shape):
+                raise ValueError(
+                    f"{self.name} expects {key} to be a number or of shape "
+                    f"{tuple(split.labels.shape)}, got {tuple(shape)}"
+                )
 
     def adjustment(
         self, per_class: Callable[[str], Tensor], state: Any = None

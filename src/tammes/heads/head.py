@@ -22,7 +22,7 @@ from tammes.kernels.problem import Problem, unmasked
 from tammes.kernels.reference import score_matrix
 from tammes.optim.state_transfer import carry_over, find_param_group
 from tammes.similarity import Similarity, unit, working_dtype
-from tammes.split import ALONGSIDE, REDUCED, Split
+from tammes.split import ALONGSIDE, REDUCED, Split, read_fields
 from tammes.states import read
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ class Head(ExactBuffers):
         return score_matrix(self.problem(features))
 
     def split(
-        self, features: Tensor, labels: Tensor, reads: Iterable[str] = (*REDUCED, *ALONGSIDE)
+        self, features: Tensor, labels: Tensor, reads: str | Iterable[str] = (*REDUCED, *ALONGSIDE)
     ) -> Split:
         """Split a batch by its labels.
 
@@ -219,10 +219,10 @@ class Head(ExactBuffers):
         """
         self.check(features)
         check_labels(type(self).__name__, labels, features)
-        labels = labels.long()
+        labels, fields = labels.long(), read_fields(type(self).__name__, reads)
         if not transforming() and labels.device.type == "cpu":
             check_classes(type(self).__name__, labels, self.num_classes, self.masked())
-        return split(self.problem(features, labels), labels, reads, self.implementation)
+        return split(self.problem(features, labels), labels, fields, self.implementation)
 
     def forward(self, features: Tensor, labels: Tensor | None = None) -> Tensor | Split:
         """Split the features by their labels; without labels, return their logits."""

@@ -274,7 +274,7 @@ class ShardedHead(Head):
         self._seen = (self.place, self.place._version)
 
     def split(
-        self, features: Tensor, labels: Tensor, reads: Iterable[str] = (*REDUCED, *ALONGSIDE)
+        self, features: Tensor, labels: Tensor, reads: str | Iterable[str] = (*REDUCED, *ALONGSIDE)
     ) -> Split:
         """Split a batch by its labels.
 

@@ -11,15 +11,15 @@ from tammes.distributed.global_batch import GlobalBatch, WeightedBatch
 from tammes.heads.sharded import ShardedHead
 from tammes.kernels.dispatch import split
 from tammes.kernels.merge import scale_gradient
-from tammes.split import Split
+from tammes.split import Split, read_fields
 from tammes.terms import Batch
 
 
 def split_together(
-    head: ShardedHead, features: Tensor, labels: Tensor, reads: Iterable[str]
+    head: ShardedHead, features: Tensor, labels: Tensor, reads: str | Iterable[str]
 ) -> Split:
     """Split the examples of all ranks and keep those of this one; see :class:`ShardedHead`."""
-    masked = head.masked()
+    masked, fields = head.masked(), read_fields("ShardedHead", reads)
 
     def check() -> None:
         head.check(features)
@@ -32,7 +32,7 @@ def split_together(
     batch = Batch(features, labels.long(), torch.ones_like(labels, dtype=torch.bool))
     (whole, *_), mine = batches.gather(WeightedBatch(batch, None, {}), max_rows, features=True)
     problem = head.problem(whole.features, whole.labels)
-    found = split(problem, whole.labels, reads, head.implementation)
+    found = split(problem, whole.labels, fields, head.implementation)
     numbers = {
         name: value
         for name, value in found._asdict().items()
