@@ -3,8 +3,15 @@
 import difflib
 from collections.abc import Iterable
 
-_SYMBOLS = {"s": "scale", "m": "margin", "infeatures": "embeddingsize", "outfeatures": "numclasses"}
-"""Names of settings in papers and other libraries, and their names here."""
+_SYMBOLS = {
+    "s": "scale",
+    "m": "margin",
+    "infeatures": "embeddingsize",
+    "outfeatures": "numclasses",
+    "learningrate": "lr",
+    "crossentropy": "softmax",
+}
+"""Names in papers and other libraries, and the names here."""
 
 
 def nearest_name(name: str, known: Iterable[str]) -> str | None:

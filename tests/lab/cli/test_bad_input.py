@@ -302,6 +302,7 @@ def test_an_unknown_name_is_answered_with_the_nearest(refuse, flag, value, expec
         ("cosface(margn=0.2)", "... cosface ... 'margn' ... margin?"),
         ("softmax + 0.5*sampel_margin()", "... sample_margin?"),
         ("cosface(", "...'(' was never closed"),
+        ("cross_entropy", "loss: there is no 'cross_entropy' in ...; did you mean softmax?"),
         ("__import__('os').system('true')", "loss ..."),
     ],
 )
@@ -312,6 +313,12 @@ def test_an_unknown_loss_is_answered_with_the_nearest(refuse, loss, expected):
 def test_an_unknown_flag_is_answered_with_the_nearest(refuse):
     said = refuse("--bach_size", "3")
     assert said.startswith("unrecognized arguments: --bach_size 3; did you mean --batch_size?")
+    assert "; did you mean --lr?" in refuse("--learning-rate", "0.1")
+
+
+def test_a_folder_without_a_flag_is_taken_for_the_images(refuse):
+    said = refuse("pictures")
+    assert said.startswith("unrecognized arguments: pictures; did you mean --data pictures?")
 
 
 @pytest.mark.parametrize(

@@ -217,6 +217,8 @@ def test_a_long_sum_is_not_a_deep_one():
         ("CosFace", "loss ... 'CosFace' ... cosface ..."),
         ("softmax + spectralsum(bce)", "loss ... 'spectralsum' ... spectral_sum ..."),
         ("qqqqq", "loss: there is no 'qqqqq' in 'qqqqq'; `tammes losses` lists them"),
+        ("softmax, bce", "loss: one is expected, got 'softmax, bce'; "
+                         "`tammes compare --losses` takes several"),
         ("cosface(margn=0.2)", "loss: cosface ... 'margn' ... margin ..."),
         ("cosface(0.2, 0.3)", "loss: cosface takes at most 1 positional setting, "
                               "got 'cosface(0.2, 0.3)'"),

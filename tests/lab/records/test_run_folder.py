@@ -46,6 +46,14 @@ def test_runs_are_found_in_folders_of_runs_once_each(run, tmp_path):
     assert [found.folder.name for found in find_runs([tmp_path, run.folder])] == ["one", "two"]
 
 
+def test_a_page_beside_the_runs_is_none(run):
+    page = run.folder.parent / "report.html"
+    page.touch()
+    assert [found.folder for found in find_runs([run.folder, page])] == [run.folder]
+    with pytest.raises(RecordError, match="there is no run in it"):
+        find_runs([page])
+
+
 @pytest.mark.parametrize(
     ("path", "sentence"),
     [("nowhere", "there is no such folder"), ("empty", "there is no run in it")],

@@ -530,7 +530,7 @@ def test_runs_on_different_data_are_on_one_page(tmp_path):
     text = (tmp_path / "page.html").read_text()
     assert "<h1>Runs on mnist, cub</h1>" in text
     assert "Groups tested on different images are not compared." in text
-    assert "No verdict: the runs were tested on different images." in text
+    assert "Nothing can be concluded: the runs were tested on different images." in text
     names = set(run_figures(found))
     assert {"sphere-1", "plane-2", "class-accuracy"} <= names
 

@@ -144,7 +144,7 @@ def test_settings_that_diverge_are_dropped_and_the_given_one_may_be_among_them(
 
 def test_nothing_that_trains_is_said_with_the_reason(monkeypatch, tmp_path):
     made(monkeypatch, lambda config: None)
-    with pytest.raises(ValueError, match="no setting trained 1 epochs: NaN"):
+    with pytest.raises(ValueError, match="no setting trained 1 epoch: NaN"):
         tune(Config(loss="cosface(margin=0.35)", epochs=9), tmp_path)
 
 

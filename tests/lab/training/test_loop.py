@@ -411,8 +411,11 @@ def test_corruptions_are_saved_with_the_run(tmp_path):
     ],
 )
 def test_every_kind_of_loss_trains(tmp_path, loss):
-    run = train(SMALL.replace(loss=loss, epochs=1), tmp_path / "run")
+    progress = StopAt()
+    run = train(SMALL.replace(loss=loss, epochs=1), tmp_path / "run", progress=progress)
     assert run.status == "done"
+    said = any("nothing trains the prototypes, so accuracies" in text for text in progress.said)
+    assert said == (loss == "nca()")
     assert set(run.metrics[0]["terms"]) <= set(re.findall(r"\w+", loss))
 
 

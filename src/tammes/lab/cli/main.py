@@ -56,9 +56,12 @@ class _Parser(argparse.ArgumentParser):
         super().__init__(prog=prog, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
-        if message.startswith("unrecognized arguments: --"):
+        if message.startswith("unrecognized arguments: "):
             name = message.split()[2].partition("=")[0]
-            message += did_you_mean(name, self._option_string_actions)
+            if name.startswith("--"):
+                message += did_you_mean(name, self._option_string_actions)
+            elif "--data" in self._option_string_actions:
+                message += f"; did you mean --data {name}?"
         choice = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
         if choice:
             message += did_you_mean(choice[1], re.findall(r"[\w-]+", choice[2]))

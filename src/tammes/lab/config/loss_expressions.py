@@ -69,6 +69,10 @@ def parse_loss(text: str, *, counts: Sequence[int] | None = None) -> Loss:
         cosface(margin=0.2) + 0.5*sample_margin()
     """
     source = Source(text, "loss")
+    if isinstance(source.tree, ast.Tuple):
+        raise ValueError(
+            f"loss: one is expected, got {short(text)!r}; `tammes compare --losses` takes several"
+        )
     value = _LossParser(source, counts).read(source.tree)
     if not isinstance(value, Loss):
         raise ValueError(f"loss expects a term, such as softmax(), got {short(text)!r}")

@@ -258,8 +258,12 @@ class Config:
         Example:
             >>> Config(loss="cosface(margin=0.35)", seed=3).folder[:-8]
             'cosface_margin_0.35-seed3-'
+            >>> Config(loss="cosface(margin=-0.2)").folder[:-8]
+            'cosface_margin_-0.2-seed0-'
         """
-        slug = re.sub(r"[^A-Za-z0-9.]+", "_", self.label).strip("_.")[:60]
+        # The sign of a setting stays.
+        other = r"(?:[^A-Za-z0-9.-]|-(?![\d.])|(?<![=( ])-)+"
+        slug = re.sub(other, "_", self.label).strip("_.")[:60]
         return f"{slug or 'run'}-seed{self.seed}-{self.digest}"
 
     def identity(self) -> dict[str, Any]:

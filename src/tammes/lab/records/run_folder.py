@@ -163,6 +163,9 @@ def find_runs(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
         if not path.exists():
             raise RecordError(f"{path}: there is no such folder")
         configs = sorted(path.rglob("config.json"))
+        if path.suffix == ".html" and len(paths) > 1:
+            # A page beside the runs, which a pattern such as runs/* matches too.
+            continue
         if not configs:
             raise RecordError(f"{path}: there is no run in it")
         runs.update({config.parent: Run(config.parent) for config in configs})

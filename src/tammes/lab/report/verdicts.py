@@ -52,7 +52,9 @@ def verdict_on_runs(loaded: LoadedRuns) -> list[str]:
     contenders = [_of_group(group, loaded, main) for group in loaded.groups]
     if loaded.study.comparable:
         return verdict(contenders, main, _MARGINS)
-    first = "No verdict: the runs were tested on different images. Report those of one data set."
+    first = (
+        "Nothing can be concluded: the runs were tested on different images. Report those of one."
+    )
     return [first, *remarks(contenders, main)]
 
 

@@ -167,7 +167,9 @@ def tune(
             scores = {s: _accuracy(run) for s, run in done.items() if run.status == "done"}
             if not scores:
                 reason = runs[0].failure.get("message", "interrupted")
-                raise ValueError(f"tune: no setting trained {length} epochs: {reason}")
+                raise ValueError(
+                    f"tune: no setting trained {length} epoch{'s' * (length > 1)}: {reason}"
+                )
             rounds.append(Round(length, done, scores))
             ordered = sorted(scores, key=lambda setting: -scores[setting])
             kept = ordered[: max(2, count // _FACTOR)]
@@ -238,7 +240,7 @@ class _Search:
     def config(self, setting: Setting, epochs: int) -> Config:
         """Return the configuration of a run with a setting."""
         # Evaluate on the test images once, only to record the result.
-        name = f"{setting}, {epochs} epochs"
+        name = f"{setting}, {epochs} epoch{'s' * (epochs > 1)}"
         return shortened(self._with(setting), epochs).replace(evaluate_every=epochs, name=name)
 
     def final(self, setting: Setting) -> Config:

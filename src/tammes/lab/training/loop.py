@@ -23,7 +23,7 @@ from tammes.lab.data.identities.identity_protocol import IdentityProtocol
 from tammes.lab.data.samplers import BatchSampler
 from tammes.lab.data.sources.loading import identity_protocol
 from tammes.lab.fewshot.epoch_selection import ValidationEpisodes, parse_selection
-from tammes.lab.measure.classification import MEASURED, measure_prototypes
+from tammes.lab.measure.classification import MEASURED, classifies, measure_prototypes
 from tammes.lab.records.atomic_io import clear_leftovers, locked
 from tammes.lab.records.run_folder import (
     Run,
@@ -233,6 +233,11 @@ def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _T
     built_as = with_recorded_head(config, Run(folder))
     parts = build_model(built_as, training, steps_per_epoch=len(sampler))
     model = parts.model
+    if not config.identities and not classifies(model.criterion.loss):
+        progress.say(
+            f"{config.loss}: nothing trains the prototypes, so accuracies are those of guessing; add "
+            "a term that classifies, such as softmax(), or test by --identities"
+        )
     if model.needs_batches and sampler.batch_size < 2 * fabric.world_size:
         raise ValueError(
             f"{parts.backbone} uses batch normalisation and expects 2 images per process in each "
