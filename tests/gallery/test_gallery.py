@@ -611,6 +611,23 @@ def test_an_index_is_searched_as_the_gallery_is(engine, template):
     assert known.identify(query[:1], 1).ids == [["new"]]
 
 
+def test_one_thread_begins_the_graph(monkeypatch):
+    """With several, usearch loses one of some hundred rows now and then."""
+    index = pytest.importorskip("usearch.index")
+    added = []
+
+    class Counted(index.Index):
+        def add(self, keys, vectors, *, threads):
+            added.append((keys[0], len(keys), threads))
+            return super().add(keys, vectors, threads=threads)
+
+    monkeypatch.setattr(index, "Index", Counted)
+    rows = torch.nn.functional.normalize(embeddings(1500, 16))
+    found = approximate_search.UsearchIndex(rows.split([700, 800]), 16).search(rows[:50], 1)
+    assert added == [(0, 700, 1), (700, 324, 1), (1024, 476, 0)]
+    assert found[1].flatten().tolist() == list(range(50))
+
+
 class Forgetful:
     """Index that finds the first rows alone, whatever is asked for."""
 

@@ -13,6 +13,8 @@ _NEIGHBOURS = 32
 """Edges of a node of the graph."""
 _VISITED = 128
 """Candidates that a search keeps."""
+_ALONE = 1024
+"""Rows that one thread adds to an empty graph."""
 
 
 class Recall(NamedTuple):
@@ -70,9 +72,13 @@ class UsearchIndex:
         )
         begin = 0
         for block in blocks:
-            keys = torch.arange(begin, begin + len(block))
-            self.index.add(keys.numpy(), block.cpu().numpy())
-            begin += len(block)
+            # Threads that add to a small graph miss each other's rows, and a search misses them.
+            alone = max(0, _ALONE - begin)
+            for rows, threads in ((block[:alone], 1), (block[alone:], 0)):
+                if len(rows):
+                    keys = torch.arange(begin, begin + len(rows))
+                    self.index.add(keys.numpy(), rows.cpu().numpy(), threads=threads)
+                    begin += len(rows)
 
     def search(self, query: Tensor, top: int) -> tuple[Tensor, Tensor]:
         """Return inner products in descending order, and rows, both of shape ``(Q, top)``."""
