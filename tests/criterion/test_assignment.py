@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import sys
 
 import numpy
 import pytest
@@ -216,3 +217,20 @@ def test_classes_of_the_head_alone_may_change_where_nothing_has_a_value_for_each
         state.load_state_dict(criterion.states[name].state_dict())
     for labels in (LABELS + 2, torch.cat([LABELS[1:] + 2, torch.tensor([-100])])):
         assert criterion(FEATURES, labels).equal(built(FEATURES, labels))
+
+
+def test_replicas_of_data_parallel_take_their_own_heads(monkeypatch):
+    from torch.nn.parallel import replicate
+
+    def copies(tensors, devices, detach=False):
+        return [[tensor.clone() for tensor in tensors] for _ in devices]
+
+    monkeypatch.setattr(sys.modules[replicate.__module__], "_broadcast_coalesced_reshape", copies)
+    criterion = tammes.Criterion(cosine(), tammes.cosface() + 0.1 * tammes.center()).eval()
+    states = dict(criterion.states.items())
+    replicas = replicate(criterion, [0, 1])
+    assert dict(criterion.states.items()) == states
+    for replica in replicas:
+        assert replica.head is not criterion.head
+        assert replica.states["center"] is not states["center"]
+        assert replica(FEATURES, LABELS).equal(criterion(FEATURES, LABELS))

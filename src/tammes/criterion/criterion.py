@@ -193,7 +193,8 @@ class Criterion(nn.Module):
         if name == "loss":
             object.__setattr__(self, name, value)
             return
-        if name == "head" and "settings" in self._modules:
+        # DataParallel puts a copy of each module into a replica, before it has its tensors.
+        if name == "head" and "settings" in self._modules and "_is_replica" not in vars(self):
             self._replace(value, self.loss)
             return
         if name in ("margin", "scale", "implementation"):
