@@ -143,6 +143,18 @@ def test_a_schedule_goes_on_with_another_head():
     assert criterion(FEATURES, LABELS).allclose(built(FEATURES, LABELS))
 
 
+@pytest.mark.parametrize("start", [0.0, 28.6])
+def test_a_scheduled_margin_in_degrees_is_refused_on_a_cosine_head(start):
+    criterion = tammes.Criterion(cosine(), tammes.cosface())
+    with pytest.raises(ValueError, match=r"difference of cosines, .* got 28\.6; as an angle"):
+        criterion.schedule(margin=WarmUp(start, 28.6 - start, steps=4))
+    assert not criterion.schedules
+    free = tammes.Criterion(linear(), tammes.cosface())
+    free.schedule(margin=WarmUp(start, 28.6 - start, steps=4))
+    with pytest.raises(ValueError, match="difference of cosines"):
+        free.head = cosine()
+
+
 REFUSED = {
     "reduction": ("average", ValueError, "reduction 'mean', 'sum' or 'none', got 'average'"),
     "ignore_index": (None, TypeError, "Criterion expects ignore_index to be a whole number"),
