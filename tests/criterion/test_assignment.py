@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import sys
 
 import numpy
 import pytest
@@ -142,6 +143,18 @@ def test_a_schedule_goes_on_with_another_head():
     assert criterion(FEATURES, LABELS).allclose(built(FEATURES, LABELS))
 
 
+@pytest.mark.parametrize("start", [0.0, 28.6])
+def test_a_scheduled_margin_in_degrees_is_refused_on_a_cosine_head(start):
+    criterion = tammes.Criterion(cosine(), tammes.cosface())
+    with pytest.raises(ValueError, match=r"difference of cosines, .* got 28\.6; as an angle"):
+        criterion.schedule(margin=WarmUp(start, 28.6 - start, steps=4))
+    assert not criterion.schedules
+    free = tammes.Criterion(linear(), tammes.cosface())
+    free.schedule(margin=WarmUp(start, 28.6 - start, steps=4))
+    with pytest.raises(ValueError, match="difference of cosines"):
+        free.head = cosine()
+
+
 REFUSED = {
     "reduction": ("average", ValueError, "reduction 'mean', 'sum' or 'none', got 'average'"),
     "ignore_index": (None, TypeError, "Criterion expects ignore_index to be a whole number"),
@@ -216,3 +229,20 @@ def test_classes_of_the_head_alone_may_change_where_nothing_has_a_value_for_each
         state.load_state_dict(criterion.states[name].state_dict())
     for labels in (LABELS + 2, torch.cat([LABELS[1:] + 2, torch.tensor([-100])])):
         assert criterion(FEATURES, labels).equal(built(FEATURES, labels))
+
+
+def test_replicas_of_data_parallel_take_their_own_heads(monkeypatch):
+    from torch.nn.parallel import replicate
+
+    def copies(tensors, devices, detach=False):
+        return [[tensor.clone() for tensor in tensors] for _ in devices]
+
+    monkeypatch.setattr(sys.modules[replicate.__module__], "_broadcast_coalesced_reshape", copies)
+    criterion = tammes.Criterion(cosine(), tammes.cosface() + 0.1 * tammes.center()).eval()
+    states = dict(criterion.states.items())
+    replicas = replicate(criterion, [0, 1])
+    assert dict(criterion.states.items()) == states
+    for replica in replicas:
+        assert replica.head is not criterion.head
+        assert replica.states["center"] is not states["center"]
+        assert replica(FEATURES, LABELS).equal(criterion(FEATURES, LABELS))

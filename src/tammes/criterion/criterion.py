@@ -169,8 +169,7 @@ class Criterion(nn.Module):
         if weights is not None:
             check_class_weights(weights, classes)
         settings = Settings(loss, classes, head.weight)
-        for key, schedule in named_schedules(self.schedules).items():
-            settings.check_schedule(key, schedule, classes)
+        _check_schedules(head, settings, named_schedules(self.schedules))
         if head is not old:
             batch = self.global_batch
             self.global_batch = make_global_batch(
@@ -193,7 +192,8 @@ class Criterion(nn.Module):
         if name == "loss":
             object.__setattr__(self, name, value)
             return
-        if name == "head" and "settings" in self._modules:
+        # DataParallel puts a copy of each module into a replica, before it has its tensors.
+        if name == "head" and "settings" in self._modules and "_is_replica" not in vars(self):
             self._replace(value, self.loss)
             return
         if name in ("margin", "scale", "implementation"):
@@ -444,8 +444,7 @@ class Criterion(nn.Module):
             >>> from tammes.schedules import WarmUp
             >>> criterion = tammes.CosFace(8, 3).schedule(margin=WarmUp(0.0, 0.35, steps=1000))
         """
-        for key, schedule in schedules.items():
-            self.settings.check_schedule(key, schedule, self.head.num_classes)
+        _check_schedules(self.head, self.settings, schedules)
         for key, schedule in schedules.items():
             term, dot, own = key.rpartition(".")
             if dot and term not in self.schedules:
@@ -567,6 +566,16 @@ def _check_terms(head: Head, loss: Loss) -> None:
     for _, term in loss.leaves():
         check_fit(head, term)
         check_cosine_margin(head, term)
+
+
+def _check_schedules(head: Head, settings: Settings, schedules: Mapping[str, Schedule]) -> None:
+    """Reject schedules that the terms or the head do not allow."""
+    for key, schedule in schedules.items():
+        values = settings.check_schedule(key, schedule, head.num_classes)
+        for name, own in settings.places(key):
+            _, term = settings.named[name]
+            if own == term.definition.in_cosines:
+                check_cosine_margin(head, term, values)
 
 
 def _check_loss(loss: Loss) -> None:

@@ -88,11 +88,11 @@ def check_fit(head: Head, term: Term) -> None:
         term.within.check(head.embedding_size, head.num_classes * head.similarity.centers)
 
 
-def check_cosine_margin(head: Head, term: Term) -> None:
+def check_cosine_margin(head: Head, term: Term, scheduled: Tensor | None = None) -> None:
     """Reject a margin larger than any difference of two cosines, on a cosine head."""
     key = term.definition.in_cosines
     if key and head.similarity.is_cosine:
-        worst = max(extremes(term.settings[key]), key=abs)
+        worst = max(extremes(term.settings[key] if scheduled is None else scheduled), key=abs)
         if abs(worst) > 2:
             angle = math.radians(worst)
             raise ValueError(

@@ -118,11 +118,11 @@ class Settings(ExactBuffers):
         """Whether any term depends on the prototypes."""
         return any(term.definition.on != "features" for _, term in self.named.values())
 
-    def check_schedule(self, key: str, schedule: Schedule, num_classes: int) -> None:
+    def check_schedule(self, key: str, schedule: Schedule, num_classes: int) -> Tensor:
         """Reject a schedule of a setting that is unknown, not a single number, or fixed.
 
         Its current value and, if known, its final value must be valid for the terms; the values in
-        between are checked when the criterion is called.
+        between are checked when the criterion is called. Returns the checked values.
         """
         places = self.places(key)
         if not places and key != "class_weights":
@@ -153,6 +153,7 @@ class Settings(ExactBuffers):
             values += [end] if bool(end.isfinite()) else []
         for name, own in places:
             self.named[name][1].check(**{own: torch.stack(values)})
+        return torch.stack(values)
 
     def names(self) -> set[str]:
         """Names of all settings."""
