@@ -235,8 +235,8 @@ def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _T
     model = parts.model
     if not config.identities and not classifies(model.criterion.loss):
         progress.say(
-            f"{config.loss}: nothing trains the prototypes, so accuracies are those of guessing; add "
-            "a term that classifies, such as softmax(), or test by --identities"
+            f"{config.loss}: nothing trains the prototypes, so accuracies are those of guessing; "
+            "add a term that classifies, such as softmax(), or test by --identities"
         )
     if model.needs_batches and sampler.batch_size < 2 * fabric.world_size:
         raise ValueError(
