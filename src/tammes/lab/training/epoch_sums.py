@@ -56,10 +56,8 @@ class EpochSums:
         self.deferred: list[_Deferred] = []
         self.measure = _BatchSums(self.head)
         # Training changes these tensors in place.
-        self.tensors = {
-            **dict(self.measure.named_parameters()),
-            **dict(self.measure.named_buffers()),
-        }
+        state = *self.measure.named_parameters(), *self.measure.named_buffers()
+        self.tensors = {name: tensor.detach() for name, tensor in state}
         self.reset()
 
     def reset(self) -> None:
@@ -86,7 +84,7 @@ class EpochSums:
         """
         if self.deferred and self.deferred[0].features.shape != features.shape:
             self._measure()
-        head = [tensor.detach().clone() for tensor in self.tensors.values()]
+        head = [tensor.clone() for tensor in self.tensors.values()]
         self.deferred.append(_Deferred(step, values, features, labels, head))
         if len(self.deferred) >= at_once:
             self._measure()

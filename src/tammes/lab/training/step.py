@@ -76,14 +76,17 @@ class Step:
         graphs: bool,
         report: Callable[[str], None],
     ) -> None:
-        self.fabric, self.module, self.model, self.optimizer = fabric, module, model, optimizer
+        self.module, self.model, self.optimizer = module, model, optimizer
         self.config, self.graphs, self.report = config, graphs, report
         device = fabric.device
+        # Looked up or built once: a small network's steps are bound by Python.
+        self.device, self.rank, self.autocast = device, fabric.global_rank, fabric.autocast()
+        self.scaler = getattr(fabric.strategy.precision, "scaler", None)
+        self.head, size = model.criterion.head, model.criterion.head.embedding_size
+        self.head_shape = self.head.weight.numel() // size, size
         self.sums, self.count = EpochSums(model.criterion), 0
         self.recorded_row: Tensor | None = None
         self.epoch, self.filled = torch.zeros((), dtype=torch.long, device=device), 0
-        size = model.criterion.head.embedding_size
-        self.head_shape = model.criterion.head.weight.numel() // size, size
         self.ratios = [group["lr"] / config.lr for group in optimizer.param_groups]
         self.recording: Recording | None = None
         # A library that fails during recording may stay broken in the calling thread (cuSOLVER
@@ -100,9 +103,9 @@ class Step:
         """Train on a batch on the device; ``step`` is the new :attr:`count`."""
         # Dropout is keyed by seed, step and rank, so a resumed run needs no generator state.
         key = 0
-        for number in (self.config.seed, step, self.fabric.global_rank):
+        for number in (self.config.seed, step, self.rank):
             key = mix_int(key + number)
-        _seed(key, self.fabric.device)
+        _seed(key, self.device)
         if epoch != self.filled:
             self.epoch.fill_(epoch)
             self.filled = epoch
@@ -125,9 +128,9 @@ class Step:
         A CUDA graph and a compiled model save more. Which batches are together depends on where a
         run was interrupted, and rounding on that, so deterministic runs do without.
         """
-        config = self.config
-        slow = self.fabric.device.type in _CHUNKED and not self.graphs
-        return slow and not (config.compile or config.deterministic)
+        if self.graphs or self.device.type not in _CHUNKED:
+            return False
+        return not (self.config.compile or self.config.deterministic)
 
     def augmented(self, batches: Iterator[Batch], epoch: int) -> Iterator[Batch]:
         """Yield batches with augmented images if steps are :attr:`chunked`, else as they are."""
@@ -165,27 +168,30 @@ class Step:
         row = None
         self.optimizer.zero_grad(set_to_none=True)
         at_once = self._measured_at_once(len(labels))
-        with self.fabric.autocast():
+        with self.autocast:
             loss, measured = self.module(pixels, labels, index, self.epoch, measure=at_once == 1)
         values = [loss.detach(), *self.model.criterion.terms.values()]
         if at_once == 1:
             row = torch.cat([measured, torch.stack(values).float()])
         else:
             self.sums.defer(self.count, values, measured, labels, at_once=at_once)
-        self.fabric.backward(loss)
-        head = self.model.criterion.head
-        if self.config.clip and head.is_sharded:
-            clip_global_norm(self.model, head, self.config.clip)
-        elif self.config.clip:
+        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+        if self.config.clip:
             self._clip(self.config.clip)
-        self.fabric.strategy.optimizer_step(self.optimizer)
+        if self.scaler is None:
+            self.optimizer.step()
+        else:
+            self.scaler.step(self.optimizer)
+            self.scaler.update()
         return row
 
     def _clip(self, max_norm: float) -> None:
         """Clip the gradient norm; unlike Fabric's, for fused optimizers in float16 too."""
-        scaler = getattr(self.fabric.strategy.precision, "scaler", None)
-        if scaler is not None:
-            scaler.unscale_(self.optimizer)
+        if self.head.is_sharded:
+            clip_global_norm(self.model, self.head, max_norm)
+            return
+        if self.scaler is not None:
+            self.scaler.unscale_(self.optimizer)
         groups = self.optimizer.param_groups
         parameters = [parameter for group in groups for parameter in group["params"]]
         torch.nn.utils.clip_grad_norm_(parameters, max_norm)
@@ -200,17 +206,17 @@ class Step:
         return self._record(batch)
 
     def _step_on_side_stream(self, batch: Batch) -> Tensor | None:
-        side = torch.cuda.Stream(self.fabric.device)
-        side.wait_stream(torch.cuda.current_stream(self.fabric.device))
+        side = torch.cuda.Stream(self.device)
+        side.wait_stream(torch.cuda.current_stream(self.device))
         with torch.cuda.stream(side):
             row = self._step(*batch)
-        torch.cuda.current_stream(self.fabric.device).wait_stream(side)
+        torch.cuda.current_stream(self.device).wait_stream(side)
         return row
 
     def _record(self, batch: Batch) -> Tensor | None:
         """Record a step and replay it; if recording fails, run this and later steps eagerly."""
         self.inputs = [tensor.clone() for tensor in batch]
-        recording = Recording(self.fabric.device)
+        recording = Recording(self.device)
         # Recording runs nothing; existing gradients would be accumulated into.
         self.optimizer.zero_grad(set_to_none=True)
         try:
