@@ -143,8 +143,11 @@ def general_call(
         return loss
     if not _transformed(tracing):
         noted |= {name: (r.detach().sum(), None) for name, r in rows.items()}
+        if late:
+            sums = {n: v if w is None else (v * w).sum() for n, (v, w) in noted.items()}
+            noted = {name: (value / total.detach(), None) for name, value in sums.items()}
         criterion._noted = {name: noted[name] for name in criterion.settings.named}
-        criterion._noted_total = None if mean and not late else total.detach()
+        criterion._noted_total = None if mean else total.detach()
     if changing:
         _remember(criterion, "after", whole.batch, tracing)
         # The first pass of an activation checkpoint may run without gradients.
