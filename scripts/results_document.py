@@ -20,8 +20,10 @@ from tammes.lab.report.pages.reproduction_page import reproduction_figures
 from tammes.lab.report.paper_comparison import DAGGER, ERRORS, VERDICTS, Head, PaperComparison
 from tammes.lab.report.render.matplotlib_charts import draw, save
 from tammes.lab.reproduce import recipes
+from tammes.lab.reproduce.judge import in_words
 from tammes.lab.reproduce.ledger import Ledger
 from tammes.lab.reproduce.quantities import KNOWN
+from tammes.lab.stats.paired import difference
 from tammes.lab.stats.seed_groups import format_mean
 
 _PICTURE = re.compile(r"figure-\d+")
@@ -40,8 +42,8 @@ Our numbers are means ± standard deviations over seeds, of the last epoch unles
 otherwise, never of the epoch that is best on the test images.
 """
 _FINDINGS = "findings.yaml"
-_NUMBER = re.compile(r"\{(\S+) (\S+) (\S+) (\S+)\}")
-"""Recipe, row, column and quantity of a number in the words of the front page."""
+_NUMBER = re.compile(r"\{(\S+) (\S+)(?: minus (\S+))? (\S+) (\S+)\}")
+"""Recipe, row or difference of two rows, column and quantity in the words of the front page."""
 _SAID = ("short", "holds", "fails", "open")
 """Words on a paper: a sentence, and the details."""
 _COLUMNS = ("recipe", "row", "column", "seed", "quantity", "value", "paper", "commit", "machine")
@@ -173,18 +175,27 @@ def _counts(comparisons: Sequence[PaperComparison]) -> str:
 
 
 def _with_numbers(text: str, ledgers: Mapping[str, Ledger]) -> str:
-    """Replace places such as ``{RECIPE ROW COLUMN QUANTITY}`` by our numbers.
+    """Replace ``{RECIPE ROW COLUMN QUANTITY}`` by our number.
+
+    ``{RECIPE ROW minus ROW COLUMN QUANTITY}`` is the difference of two rows with its interval.
 
     Raises:
         ValueError: there is no such number.
     """
 
     def number(found: re.Match[str]) -> str:
-        name, row, column, quantity = found.groups()
-        known = ledgers[name].summary(row, column, quantity) if name in ledgers else None
-        if known is None:
-            raise ValueError(f"{_FINDINGS} expects a number of a ledger, got {found[0]}")
-        return format_mean(KNOWN[quantity], known)
+        name, row, other, column, key = found.groups()
+        if name in ledgers:
+            ledger, quantity = ledgers[name], KNOWN[key]
+            if other is None:
+                known = ledger.summary(row, column, key)
+                if known is not None:
+                    return format_mean(quantity, known)
+            else:
+                paired = difference(*(ledger.values(each, column, key) for each in (row, other)))
+                if paired is not None:
+                    return in_words(paired, quantity)
+        raise ValueError(f"{_FINDINGS} expects a number of a ledger, got {found[0]}")
 
     return _NUMBER.sub(number, " ".join(text.split()))
 

@@ -92,7 +92,7 @@ papers:
     title: Somebody 2019
     short: It is {somebody2019/table2 divergence cifar100 error} %.
     holds: An error of {somebody2019/table2 divergence cifar100 error} %.
-    fails: Nothing.
+    fails: Nothing; {somebody2019/table2 divergence minus softmax cifar100 error}.
     open: The rest.
 findings:
   - title: Less is more
@@ -107,13 +107,16 @@ def test_the_front_page_says_what_the_ledgers_say(folder):
     front = section(text, "In a minute")
     assert "| Somebody 2019 | It is 27.80 ± 0.10 %. | 2 holds, 1 leans, 1 fails |" in front
     assert "**Somebody 2019**\n\n- **Holds:** An error of 27.80 ± 0.10 %.\n- **Fails:**" in front
+    assert "Nothing; -1.70 points (95 % interval -1.95 to -1.45)." in front
     assert (
         "### 1. Less is more\n\nIt is 29.50 ± 0.20.\n\n![Less is more](../results/a/b.png)" in front
     )
     assert text.index("## In a minute") < text.index("## All recipes")
-    (folder / "findings.yaml").write_text(FRONT.replace("table2 softmax", "table2 gone"))
-    with pytest.raises(ValueError, match=r"a number of a ledger, got \{somebody2019/table2 gone"):
-        results_document(folder)
+    for row in ("table2 softmax", "minus softmax"):
+        gone = f"{row.split()[0]} gone"
+        (folder / "findings.yaml").write_text(FRONT.replace(row, gone))
+        with pytest.raises(ValueError, match=f"a number of a ledger, got .*{gone}"):
+            results_document(folder)
 
 
 def test_the_front_page_has_every_paper_and_three_findings_with_figures():

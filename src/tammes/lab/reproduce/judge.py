@@ -100,7 +100,7 @@ def _better(claim: Better, recipe: Recipe, ledger: Ledger) -> Iterator[Compariso
             part = Comparison(rows, column, f"{first} and {second}: open", "open", needed=claim.by)
             diff = difference(ours, theirs)
             if diff is not None:
-                text = f"{first}: {quantity.name} {_shown(diff, quantity)} against {second}"
+                text = f"{first}: {quantity.name} {in_words(diff, quantity)} against {second}"
                 if claim.by:
                     word = "claimed" if claim.by > 0 else "allowed"
                     text += f", {quantity.difference(quantity.way * claim.by, sign=True)} {word}"
@@ -133,7 +133,7 @@ def _near(claim: Near, recipe: Recipe, ledger: Ledger) -> Iterator[Comparison]:
             inside = all(abs(end) <= claim.within for end in diff.interval or ())
             outside: Outcome = "fails" if abs(diff.mean) > claim.within else "leans"
             outcome = "holds" if inside and diff.has_spread else outside
-            text = f"{title}: {_shown(diff, quantity)} against {quantity.shown(number.mean)}, "
+            text = f"{title}: {in_words(diff, quantity)} against {quantity.shown(number.mean)}, "
             text += f"{quantity.difference(claim.within)} allowed"
             part = replace(part, text=text, outcome=outcome, difference=diff)
         yield _without_diverged(part, ledger, counts_against=row, recipe=recipe)
@@ -292,7 +292,8 @@ def _negated(diff: Difference) -> Difference:
     return replace(diff, mean=-diff.mean, interval=interval)
 
 
-def _shown(diff: Difference, quantity: Quantity) -> str:
+def in_words(diff: Difference, quantity: Quantity) -> str:
+    """Format a difference, its unit and its interval for a sentence."""
     text = quantity.difference(diff.mean, sign=True)
     if diff.interval is None:
         return f"{text} (one seed)"
