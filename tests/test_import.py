@@ -134,6 +134,7 @@ print(json.dumps([before, same, hasattr(tammes, "nothing"), hasattr(tammes.geome
 
 
 def test_completion_shows_all_public_names_and_no_helper_of_the_module():
+    assert not hasattr(tammes, "")
     shown = dir(tammes)
     assert {*tammes.__all__, "advise"} <= {*shown}
     assert not {"Any", "TYPE_CHECKING", "import_module", "nearest_name"} & {*shown}

@@ -127,8 +127,8 @@ if not TYPE_CHECKING:
         if name in _LAZY:
             return getattr(import_module(_LAZY[name]), name)
         # Losses are there twice: as a criterion (CosFace) and as a term (cosface).
-        alike = [each for each in __all__ if each[0].isupper() == name[0].isupper()]
-        near = None if name.startswith("_") else nearest_name(name, alike)
+        alike = [each for each in __all__ if each[0].isupper() == name[:1].isupper()]
+        near = None if name[:1] in ("", "_") else nearest_name(name, alike)
         hint = f"; did you mean {near}?" if near else ""
         raise AttributeError(f"module 'tammes' has no attribute {name!r}{hint}")
 

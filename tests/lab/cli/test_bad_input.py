@@ -322,6 +322,15 @@ def test_a_folder_without_a_flag_is_taken_for_the_images(refuse):
 
 
 @pytest.mark.parametrize(
+    "words", [("",), ("--epochs", "3", "5"), ("margin=0.2)",), ("-x",), ("=",)]
+)
+def test_words_that_are_no_folder_are_not_taken_for_the_images(refuse, words):
+    said = refuse(*words)
+    assert said.startswith(f"unrecognized arguments: {words[-1]}")
+    assert "did you mean" not in said
+
+
+@pytest.mark.parametrize(
     ("text", "expected"),
     [
         ("bach_size: 3", "a configuration has no 'bach_size'; did you mean batch_size?"),

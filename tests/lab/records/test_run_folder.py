@@ -52,6 +52,8 @@ def test_a_page_beside_the_runs_is_none(run):
     assert [found.folder for found in find_runs([run.folder, page])] == [run.folder]
     with pytest.raises(RecordError, match="there is no run in it"):
         find_runs([page])
+    with pytest.raises(RecordError, match="there is no run in it"):
+        find_runs([page, page])
 
 
 @pytest.mark.parametrize(

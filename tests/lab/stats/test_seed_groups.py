@@ -215,6 +215,18 @@ def test_the_baseline_is_the_first_group_or_the_one_asked_for(tmp_path):
     assert labels == ["lm_softmax()", "softmax()", "cosface(margin=0.2)"]
 
 
+def test_a_baseline_is_found_without_the_settings_that_tell_groups_apart(tmp_path):
+    runs = [
+        *accuracies(tmp_path / "a", {"softmax()": {0: 0.5}}, data="mnist"),
+        *accuracies(tmp_path / "b", {"cosface()": {0: 0.8}}, data="birds"),
+        *accuracies(tmp_path / "c", {"softmax()": {0: 0.9}}, data="birds"),
+    ]
+    assert study(runs, "cosface").groups[0].label == "cosface() [data=birds]"
+    assert study(runs, "softmax() [data=birds]").groups[0].config.data == "birds"
+    with pytest.raises(RecordError, match="no group of runs is called 'softmax'"):
+        study(runs, "softmax")
+
+
 def test_an_unknown_baseline_is_refused_with_a_near_one(tmp_path):
     runs = make_study(tmp_path, seeds=1)
     with pytest.raises(RecordError, match=r"'lm_sofmax\(\)'; did you mean lm_softmax\(\)\?"):
@@ -281,11 +293,41 @@ def test_images_under_another_path_are_known_by_their_digest(tmp_path):
         *accuracies(tmp_path / "b", {"cosface()": {0: 0.8}}, data="/home/me/pictures"),
     ]
     for run in runs:
-        path = run.folder / "data.json"
-        path.write_text(json.dumps({**json.loads(path.read_text()), "test_digest": "89abcdef"}))
+        set_test_digest(run, "89abcdef")
     found = study(runs)
     assert found.difference(found.groups[1], "accuracy") is not None
     assert found.comparable
+
+
+def set_test_digest(run, digest):
+    path = run.folder / "data.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "test_digest": digest}))
+
+
+@pytest.mark.parametrize(
+    ("digests", "same"),
+    [
+        (("one", "two", "three", "four"), False),
+        # A limit draws the images by seed.
+        (("one", "two", "one", "two"), True),
+        ((None, "two", "three", "two"), True),
+    ],
+)
+def test_images_that_may_have_changed_under_a_path_are_known_by_their_digest(
+    tmp_path, digests, same
+):
+    runs = accuracies(tmp_path, {"softmax()": {0: 0.5, 1: 0.51}, "cosface()": {0: 0.8, 1: 0.82}})
+    for run, digest in zip(runs, digests, strict=True):
+        set_test_digest(run, digest)
+    found = study(runs)
+    assert found.comparable == same
+    assert (found.difference(found.groups[1], "accuracy") is not None) == same
+
+
+def test_an_unfinished_run_on_other_images_does_not_stop_the_comparison(tmp_path):
+    runs = accuracies(tmp_path, {"softmax()": {0: 0.5}, "cosface()": {0: 0.8}}, data="mnist")
+    runs += accuracies(tmp_path / "b", {"nca()": {0: 0.1}}, data="birds", state="failed")
+    assert study(runs).comparable
 
 
 def test_groups_with_the_same_test_images_and_other_training_images_are_compared(tmp_path):

@@ -44,6 +44,10 @@ SECTIONS = {
 """Sections of ``tammes --help``."""
 
 
+_FOLDER = re.compile(r"[^\W\d][\w./-]*")
+"""A word that may be meant as a folder of images."""
+
+
 class _Mistake(Exception):
     """User error, explained in one sentence."""
 
@@ -57,11 +61,12 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments: "):
-            name = message.split()[2].partition("=")[0]
+            first = message.removeprefix("unrecognized arguments: ")
+            name = first.partition("=")[0]
             if name.startswith("--"):
-                message += did_you_mean(name, self._option_string_actions)
-            elif "--data" in self._option_string_actions:
-                message += f"; did you mean --data {name}?"
+                message += did_you_mean(name.split()[0], self._option_string_actions)
+            elif "--data" in self._option_string_actions and _FOLDER.fullmatch(first):
+                message += f"; did you mean --data {first}?"
         choice = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
         if choice:
             message += did_you_mean(choice[1], re.findall(r"[\w-]+", choice[2]))

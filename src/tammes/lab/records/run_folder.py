@@ -169,6 +169,8 @@ def find_runs(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
         if not configs:
             raise RecordError(f"{path}: there is no run in it")
         runs.update({config.parent: Run(config.parent) for config in configs})
+    if paths and not runs:
+        raise RecordError(f"{', '.join(map(str, paths))}: there is no run in it")
     return [runs[path] for path in sorted(runs)]
 
 

@@ -53,7 +53,8 @@ def verdict_on_runs(loaded: LoadedRuns) -> list[str]:
     if loaded.study.comparable:
         return verdict(contenders, main, _MARGINS)
     first = (
-        "Nothing can be concluded: the runs were tested on different images. Report those of one."
+        "Nothing can be concluded: the runs were tested on different images. Make a report for "
+        "each set of test images."
     )
     return [first, *remarks(contenders, main)]
 

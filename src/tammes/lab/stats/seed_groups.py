@@ -5,7 +5,6 @@ the differences over their common seeds have a mean and a 95 % interval (Student
 has no interval.
 """
 
-import contextlib
 import math
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,13 +14,13 @@ from typing import Any, Literal, TypeAlias
 
 from tammes.lab.config.expressions import did_you_mean, normal
 from tammes.lab.config.schema import Config
-from tammes.lab.records.run_folder import RecordError, Run, number
+from tammes.lab.records.run_folder import RecordError, Run, number, read_each
 from tammes.lab.stats.paired import CONFIDENCE, Difference, Summary, difference, summary
 
 State: TypeAlias = Literal["failed", "unfinished", "damaged", "left out"]
 
-_TESTED_ON = ("data", "test", "classes", "whole", "identities", "limit")
-"""Fields of a configuration that say which images a run is tested on."""
+_DRAWN_BY = ("classes", "whole", "identities", "limit")
+"""Fields of a configuration that say which images of a source a run is tested on."""
 
 
 @dataclass(frozen=True)
@@ -143,19 +142,23 @@ class Group:
         """Settings that say which images the runs were tested on."""
         # With test images of their own, runs may have different training images.
         first = self.config.test or self.config.data
-        return (first, *(getattr(self.config, key) for key in _TESTED_ON[2:]))
+        return (first, *(getattr(self.config, key) for key in _DRAWN_BY))
 
     @cached_property
-    def _test_digest(self) -> str | None:
-        for run in self.every:
-            with contextlib.suppress(RecordError):
-                return run.data.get("test_digest")
-        return None
+    def _test_images(self) -> dict[int, tuple[str, Any]]:
+        """Digest and shape of the test images, by seed: a limit draws them by it."""
+        found = read_each(self.every, "data")
+        known = ((run, data.get("test_digest"), data.get("image")) for run, data in found)
+        return {run.config.seed: (digest, shape) for run, digest, shape in known if digest}
 
     def shares_test_images(self, other: "Group") -> bool:
         """Whether both were tested on the same images, perhaps under another path."""
-        same = self._test_digest is not None and self._test_digest == other._test_digest
-        return same or self.tested_on == other.tested_on
+        for seed in self._test_images.keys() & other._test_images.keys():
+            (mine, shape), (its, its_shape) = self._test_images[seed], other._test_images[seed]
+            # The digest of resized images depends on their size.
+            if mine == its or shape == its_shape:
+                return mine == its
+        return self.tested_on == other.tested_on
 
     @property
     def every(self) -> tuple[Run, ...]:
@@ -183,8 +186,9 @@ class Study:
 
     @property
     def comparable(self) -> bool:
-        """Whether all groups were tested on the same images."""
-        return all(group.shares_test_images(self.groups[0]) for group in self.groups)
+        """Whether all groups that have a finished run were tested on the same images."""
+        tested = [group for group in self.groups if group.runs]
+        return all(group.shares_test_images(tested[0]) for group in tested)
 
     @cached_property
     def quantities(self) -> tuple[Quantity, ...]:
@@ -242,7 +246,7 @@ def study(runs: Sequence[Run], baseline: str | None = None) -> Study:
     labels = _labels([part[0].config for part in parts])
     groups = [_group(*pair, troubles) for pair in zip(labels, parts, strict=True)]
     if baseline is not None and groups:
-        groups.insert(0, groups.pop(_index(baseline, labels)))
+        groups.insert(0, groups.pop(_index(baseline, groups)))
     return Study(tuple(groups), tuple(troubles))
 
 
@@ -303,7 +307,8 @@ def _labels(configs: Sequence[Config]) -> list[str]:
     """Return unique labels of groups, with the settings in which equal labels or tests differ."""
     labels = [config.label for config in configs]
     unique = list(labels)
-    tests = {key for key in _TESTED_ON if len({repr(getattr(each, key)) for each in configs}) > 1}
+    tested_on = ("data", "test", *_DRAWN_BY)
+    tests = {key for key in tested_on if len({repr(getattr(each, key)) for each in configs}) > 1}
     for label in set(labels):
         indices = [index for index, each in enumerate(labels) if each == label]
         settings = [configs[index].group() for index in indices]
@@ -318,12 +323,13 @@ def _labels(configs: Sequence[Config]) -> list[str]:
     return unique
 
 
-def _index(baseline: str, labels: Sequence[str]) -> int:
-    if baseline in labels:
-        return labels.index(baseline)
-    written = [normal(label) for label in labels]
-    if normal(baseline) in written:
-        return written.index(normal(baseline))
+def _index(baseline: str, groups: Sequence[Group]) -> int:
+    labels = [group.label for group in groups]
+    # Without the settings in brackets, if that is enough to tell.
+    for names in (labels, [group.config.label for group in groups]):
+        written = [normal(name) for name in names]
+        if written.count(normal(baseline)) == 1:
+            return written.index(normal(baseline))
     hint = did_you_mean(baseline, labels, otherwise="there are")
     raise RecordError(f"no group of runs is called {baseline!r}{hint}")
 

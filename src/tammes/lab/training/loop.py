@@ -233,10 +233,11 @@ def _set_up(fabric: Any, config: Config, folder: Path, progress: Progress) -> _T
     built_as = with_recorded_head(config, Run(folder))
     parts = build_model(built_as, training, steps_per_epoch=len(sampler))
     model = parts.model
-    if not config.identities and not classifies(model.criterion.loss):
+    # Prototypes of an earlier run may classify.
+    if not (config.identities or config.start or classifies(model.criterion.loss)):
         progress.say(
-            f"{config.loss}: nothing trains the prototypes, so accuracies are those of guessing; "
-            "add a term that classifies, such as softmax(), or test by --identities"
+            f"{config.loss}: no term classifies, so accuracies are about those of guessing; "
+            "add one that does, such as softmax(), or test by --identities"
         )
     if model.needs_batches and sampler.batch_size < 2 * fabric.world_size:
         raise ValueError(

@@ -7,6 +7,7 @@ from tammes.lab.recognition.results import Listing, RankedItem, Ranking, Recogni
 from tammes.lab.report.charts import recognition as charts
 from tammes.lab.report.charts.chart import Chart, sentence
 from tammes.lab.report.render import html_page as page
+from tammes.lab.report.verdicts import verdict_on_recognition
 
 _TITLES = {"retrieval": "Retrieval", "verification": "Verification", "openset": "Open set"}
 _ERRORS = ("eer", "fpr95")
@@ -20,11 +21,11 @@ def recognition_page(
     examples: IdentityEmbeddings,
     command: str,
     *,
-    verdict: Sequence[str],
+    verdict: Sequence[str] | None = None,
 ) -> str:
     """Return the page of an evaluation as self-contained HTML.
 
-    The examples have names and images.
+    The examples have names and images; ``verdict`` is by default that on the result alone.
     """
     ranked = {
         heading: _rankings(examples, rankings) for heading, rankings in found.rankings.items()
@@ -50,6 +51,8 @@ def recognition_page(
     }
     title = f"{_TITLES[found.protocol]}: {found.title}"
     lead = [f"{sentence(text)}." for text in (*found.summary, *notes)]
+    if verdict is None:
+        verdict = verdict_on_recognition(found)
     return page.render(title, page.sections(sections), verdict=verdict, lead=lead)
 
 
