@@ -10,7 +10,7 @@ ifneq ($(wildcard ../shared/data),)
 export TAMMES_DATA ?= $(abspath ../shared/data)
 endif
 
-.PHONY: setup demo test check docs bench gpu floor clean
+.PHONY: setup demo test check docs bench gpu floor newest clean
 
 # The constraint takes the CPU build of torch where one is on disk; users are not bound by it.
 # Compiling as pip does takes longer than the demo, which imports a small part.
@@ -66,5 +66,11 @@ floor:
 		hypothesis pytest pytest-xdist
 	.venv-floor/bin/python -m pytest -n auto -m torch_version tests/test_*.py tests/distributed
 
+# What pip installs today where nothing is pinned, the newest torch among it (some 5 GB).
+newest:
+	$(PYTHON) -m venv .venv-newest
+	.venv-newest/bin/python -m pip install --quiet --editable '.[dev]'
+	.venv-newest/bin/python -m pytest -n auto --maxprocesses 8 --dist loadfile -m "not slow"
+
 clean:
-	rm -rf $(VENV) .venv-floor site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-floor .venv-newest site .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -23,7 +23,7 @@ from tammes.lab.reproduce import recipes
 from tammes.lab.reproduce.judge import in_words
 from tammes.lab.reproduce.ledger import Ledger
 from tammes.lab.reproduce.quantities import KNOWN
-from tammes.lab.stats.paired import difference
+from tammes.lab.stats.paired import difference, resampled_difference
 from tammes.lab.stats.seed_groups import format_mean
 
 _PICTURE = re.compile(r"figure-\d+")
@@ -192,9 +192,11 @@ def _with_numbers(text: str, ledgers: Mapping[str, Ledger]) -> str:
                 if known is not None:
                     return format_mean(quantity, known)
             else:
-                paired = difference(*(ledger.values(each, column, key) for each in (row, other)))
+                rows = row, other
+                paired = difference(*(ledger.values(each, column, key) for each in rows))
+                drawn = (ledger.resamples(each, column, key) for each in rows)
                 if paired is not None:
-                    return in_words(paired, quantity)
+                    return in_words(paired, quantity, resampled_difference(*drawn))
         raise ValueError(f"{_FINDINGS} expects a number of a ledger, got {found[0]}")
 
     return _NUMBER.sub(number, " ".join(text.split()))

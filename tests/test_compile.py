@@ -3,6 +3,8 @@
 import copy
 import io
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -193,6 +195,34 @@ def test_a_compiled_own_class_is_apart_where_products_are_not_exact(name):
     finally:
         torch.set_float32_matmul_precision(before)
     assert "index_add" in backward
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_label_that_names_no_class_shows_in_compiled_code(bias):
+    head = tammes.LinearHead(SIZE, CLASSES, bias=bias)
+    call = torch.compile(tammes.Criterion(head, tammes.softmax()), backend="aot_eager")
+    features, labels = batch()
+    labels[0] = -1
+    assert call(features, labels).isnan()
+
+
+@pytest.mark.parametrize("name", ["softmax", "cosface"])
+def test_a_criterion_compiles_where_a_precision_is_set_for_one_backend(name):
+    # In a process of its own, since torch has no way back.
+    code = f"""
+import torch, tammes
+torch.backends.cuda.matmul.fp32_precision = "tf32"
+features, labels = torch.randn(6, 4), torch.tensor([0, 1, 2, 0, 1, 2])
+criterion = tammes.Criterion(tammes.CosineHead(4, 3), tammes.{name}())
+call = torch.compile(criterion, fullgraph=True, backend="aot_eager")
+torch.testing.assert_close(call(features, labels), criterion(features, labels))
+from tammes.kernels.fused import launch
+assert launch._precision(torch.float32) == "tf32"
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 # Importing inductor makes torch warn of its own use of torch.jit.

@@ -51,11 +51,13 @@ def product_dtype(device: torch.device) -> torch.dtype | None:
 
 def has_exact_products(dtype: torch.dtype) -> bool:
     """Whether matrix products are as exact as sums over pairs of rows."""
-    if dtype == torch.float64:
-        return True
-    if torch.compiler.is_compiling():
-        # The setting that a compiler can read; it compiles again when it changes.
-        return not torch.backends.cuda.matmul.allow_tf32
+    return dtype == torch.float64 or _has_exact_floats()
+
+
+# Dynamo cannot trace the call, but compiles again when the setting changes.
+@torch.compiler.assume_constant_result
+def _has_exact_floats() -> bool:
+    """Whether float32 products are made of float32 numbers, not of shorter ones."""
     try:
         return torch.get_float32_matmul_precision() == "highest"
     except RuntimeError:

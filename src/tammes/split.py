@@ -313,7 +313,10 @@ def of_target(scores: Tensor, labels: Tensor) -> Tensor:
     """Select the number of the target class in each row, shape ``(N,)``."""
     if not torch.compiler.is_compiling():
         return scores.gather(1, labels[:, None]).squeeze(1)
-    return torch.where(_is_target(scores, labels), scores, 0.0).sum(1)
+    found = torch.where(_is_target(scores, labels), scores, 0.0).sum(1)
+    # Labels are not checked here, so one that names no class has to show in the result.
+    known = (labels >= 0) & (labels < scores.shape[1])
+    return torch.where(known, found, torch.nan)
 
 
 def fill_target(scores: Tensor, labels: Tensor, value: float) -> Tensor:

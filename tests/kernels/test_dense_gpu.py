@@ -373,8 +373,11 @@ def test_many_gradients_at_once():
 @pytest.mark.parametrize("wrong", [4, -1])
 def test_a_label_that_names_no_class_shows(make, wrong, used):
     criterion = make(5, 4, validate=None).to(DEVICE)
-    features = torch.randn(2, 5, device=DEVICE)
-    assert criterion(features, torch.tensor([0, wrong], device=DEVICE)).isnan()
+    features = torch.randn(2, 5, device=DEVICE, requires_grad=True)
+    loss = criterion(features, torch.tensor([0, wrong], device=DEVICE))
+    assert loss.isnan()
+    loss.backward()
+    assert features.grad[1].isnan().all()
     assert used
 
 
@@ -481,7 +484,8 @@ def test_a_kernel_is_searched_for_once(launches):
     for _ in range(2):
         dense_gpu._launch("pair", (1, 2), 7, ("a", 3), {"FLAG": True, "BLOCK": 16}, 8)
     first, second = launches
-    assert first == ("search", (7,), ("a", 3), {"FLAG": True, "BLOCK": 16, "num_warps": 8})
+    constants = {"FLAG": True, "BLOCK": 16, "num_warps": 8, "enable_fp_fusion": True}
+    assert first == ("search", (7,), ("a", 3), constants)
     assert second == ("direct", (7, 1, 1), ("a", 3, True, 16))
 
 
@@ -515,6 +519,39 @@ def test_kernels_of_many_sizes_do_not_pile_up(launches, monkeypatch):
         dense_gpu._launch("pair", (size,), 1, (), {})
     assert [kind for kind, *_ in launches] == ["search"] * 5 + ["direct"]
     assert len(dense_gpu._compiled) <= 3
+
+
+def test_tensors_that_a_compiler_traces_have_no_address():
+    rows, found = torch.ones(4), []
+
+    def noted(vector):
+        found.append(dense_gpu._aligned(vector))
+        return vector + 1
+
+    assert dense_gpu._aligned(rows)
+    torch.compile(noted, backend="eager")(rows)
+    assert found == [False]
+
+
+@pytest.mark.parametrize("make", [tammes.Softmax, tammes.CosFace])
+def test_a_scale_that_is_a_whole_number_takes_the_kernels_of_any(make, monkeypatch):
+    launched = {}
+
+    def launch(name, key, programs, arguments, constants, warps=4):
+        launched[name] = arguments
+        return original(name, key, programs, arguments, constants, warps)
+
+    original = dense_gpu._launch
+    monkeypatch.setattr(dense_gpu, "_launch", launch)
+    head = make(6, 5).to(DEVICE).head
+    problem = Problem(torch.randn(4, 6, device=DEVICE), head.weight, head.bias, 1, head.similarity)
+    labels = torch.tensor([0, 1, 2, 3], device=DEVICE)
+    loss, *_ = dense_gpu.cross_entropy_on_gpu(problem, labels, Margin(), -100, None, mean=True)
+    loss.backward()
+    # Triton compiles a whole number 1 as a constant, a float never.
+    plain = [a for name in ("softmax_of_others", "pair_back") for a in launched[name]]
+    assert 1.0 in [a for a in plain if type(a) is float]
+    assert 1 not in [a for a in plain if type(a) is int]
 
 
 def displaced(tensor, places):

@@ -23,7 +23,7 @@ from tammes._validation import batched
 from tammes.kernels.matmul import halved, multiply
 from tammes.kernels.problem import Margin, Problem
 from tammes.kernels.reference import gradients_by_reference, loss_gradients_by_reference
-from tammes.kernels.tiling import OF_SCORES, WIDEST
+from tammes.kernels.tiling import FUSED, OF_SCORES, WIDEST
 from tammes.similarity import InnerProduct, Similarity, full_precision, working_dtype
 
 if TYPE_CHECKING:
@@ -93,7 +93,9 @@ def _kernels() -> "ModuleType | None":
 
         if torch.cuda.is_available():
             vectors = torch.ones(1, 16, device="cuda")
-            row_kernels.through_lengths[(1,)](vectors, vectors, vectors[0], 16, True, BLOCK=16)
+            row_kernels.through_lengths[(1,)](
+                vectors, vectors, vectors[0], 16, True, BLOCK=16, **FUSED
+            )
     except Exception as error:
         _log.warning(
             "tammes: dense calls on a GPU run without Triton: %s", str(error).split("\n")[0]
@@ -132,7 +134,7 @@ def _launch(
         ready[(programs, 1, 1)](*arguments, *constants.values())
         return
     kernel = getattr(_kernels(), name)
-    made = kernel[(programs,)](*arguments, **constants, num_warps=warps)
+    made = kernel[(programs,)](*arguments, **constants, num_warps=warps, **FUSED)
     # The interpreter compiles nothing.
     if place is not None and made is not None and _launches_directly():
         if len(_compiled) >= _MOST:
@@ -154,17 +156,27 @@ def _this_triton_does() -> bool:
     arguments = rows, inverses, 16, True
     kernels = _kernels()
     assert kernels is not None
+    # The comparison synchronises, this once.
+    watched = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("default")
     try:
-        made = kernels.through_lengths[(2,)](found[0], *arguments, BLOCK=16)
+        made = kernels.through_lengths[(2,)](found[0], *arguments, BLOCK=16, **FUSED)
         made[(2, 1, 1)](found[1], *arguments, 16)
         return torch.equal(*found)
     except Exception as error:
         _log.debug("tammes: Triton searches for its kernels at every launch: %s", error)
         return False
+    finally:
+        torch.cuda.set_sync_debug_mode(watched)
 
 
 def _aligned(*tensors: Tensor | None) -> bool:
-    """Whether the addresses of tensors are multiples of 16, as those of new tensors are."""
+    """Whether the addresses of tensors are multiples of 16, as those of new tensors are.
+
+    Compiled autograd traces a backward pass, where tensors have none.
+    """
+    if torch.compiler.is_compiling():
+        return False
     bits = 0
     for tensor in tensors:
         if tensor is not None:
@@ -520,7 +532,8 @@ def backward_pass(
         *(entropy is not None, whole, mean),
     )
     key = None
-    if _aligned(features, prototypes, labels, valid, d_target, d_gap, d_opposite, d_others):
+    given = d_target, d_gap, d_opposite, d_others
+    if _aligned(features, prototypes, labels, valid, softmax, *given):
         key = (features.device.index, count, classes, size, ignored, low, *flags)
     arguments = (
         *(features, prototypes, labels, labels if valid is None else valid),
@@ -528,7 +541,7 @@ def backward_pass(
         own_rows if d_features is None else d_features,
         *(d_others, d_target, d_others if d_gap is None else d_gap),
         *(d_opposite if angles else d_others, weighted, own_rows, parts, ignored),
-        *(classes, size, factor, scale, *flags),
+        *(classes, size, factor, float(scale), *flags),
     )
     _launch("pair_back", key, count, arguments, {"BLOCK": block}, _warps(block))
     d_prototypes = d_bias = None

@@ -137,12 +137,11 @@ def _own_numbers(
 ) -> dict[str, Tensor]:
     """Compute the numbers of the target class that are more accurate than the matrix."""
     features, prototypes, bias, _, similarity, *_ = problem
-    apart, product = reads, None
-    if "target" in reads and has_exact_products(features.dtype):
-        if isinstance(similarity, InnerProduct):
-            apart = reads - {"target"}
-        if apart is not reads or (isinstance(similarity, Cosine) and "gap" not in reads):
-            product = of_target(matrix, labels)
+    exact = "target" in reads and has_exact_products(features.dtype)
+    inner = exact and isinstance(similarity, InnerProduct)
+    cosine = exact and isinstance(similarity, Cosine) and "gap" not in reads
+    product = of_target(matrix, labels) if inner or cosine else None
+    apart = reads - {"target"} if inner else reads
     own: dict[str, Tensor] = {}
     if not apart.isdisjoint(("target", *ALONGSIDE)):
         own = similarity.own(features, target_rows(prototypes, labels), apart, query)

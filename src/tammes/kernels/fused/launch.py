@@ -10,7 +10,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tammes.kernels.fused import triton_kernels
-from tammes.kernels.tiling import MOST_CENTERS, tile_rows
+from tammes.kernels.tiling import FUSED, MOST_CENTERS, tile_rows
 from tammes.similarity import TINY
 
 LOG2E = math.log2(math.e)
@@ -186,6 +186,7 @@ def exponentials(
         BLOCK_SIZE=tile.depth,
         num_warps=tile.warps,
         num_stages=tile.stages,
+        **FUSED,
     )
 
 
@@ -215,6 +216,7 @@ def hardest(work: Work, tops: Tensor) -> Tensor:
         SOFT=work.sharpness is not None,
         BLOCK_CLASSES=work.tile.classes,
         BLOCK_SIZE=min(64, triton.next_power_of_2(width)),
+        **FUSED,
     )
     return places
 
@@ -233,6 +235,7 @@ def bend(work: Work, out: Tensor, level: Tensor, slope: Tensor) -> None:
         out.shape[1] // work.centers,
         HAS_COUNTS=work.counts is not None,
         BLOCK=2048,
+        **FUSED,
     )
 
 
@@ -259,7 +262,12 @@ def _by_row(kernel: Any, like: Tensor, *arguments: Any, **constants: Any) -> Non
     block = triton.next_power_of_2(wide(size))
     rows = max(1, min(16, 4096 // block))
     kernel[(triton.cdiv(count, rows),)](
-        *arguments, count, size, BLOCK_ROWS=rows, BLOCK_SIZE=block, num_warps=4, **constants
+        *(*arguments, count, size),
+        BLOCK_ROWS=rows,
+        BLOCK_SIZE=block,
+        num_warps=4,
+        **constants,
+        **FUSED,
     )
 
 
@@ -276,7 +284,8 @@ def widened(rows: Tensor) -> Tensor:
 
 def _precision(dtype: torch.dtype) -> str:
     """Precision of float32 products, following torch's setting."""
-    fast = torch.get_float32_matmul_precision() != "highest"
+    # Not ``get_float32_matmul_precision``, which raises once a precision is set for one backend.
+    fast = torch.backends.cuda.matmul.fp32_precision == "tf32"
     return "tf32" if dtype == torch.float32 and fast else "ieee"
 
 

@@ -85,8 +85,9 @@ def pair(
     normalised prototype.
 
     With LOSS the numbers belong to a cross entropy: labels are written to ``kept``, 0 for a row
-    that is not valid, and with ANGLES the target is the cosine of the angle plus a margin, whose
-    cosine and sine are given, and ``gaps`` gets its derivative by the cosine.
+    that is not valid or has a label out of range, and with ANGLES the target is the cosine of the
+    angle plus a margin, whose cosine and sine are given, and ``gaps`` gets its derivative by the
+    cosine.
     """
     row = tl.program_id(0).to(tl.int64)
     place = tl.arange(0, BLOCK)
@@ -97,10 +98,11 @@ def pair(
             counts = tl.load(valid + row) != ignored
             if LOSS:
                 label = tl.where(counts, label, 0)
-                tl.store(kept + row, label)
         # A label out of range must not read out of bounds, and has to show in the result.
         known = (label >= 0) & (label < classes)
         own = tl.where(known, label, 0)
+        if LOSS:
+            tl.store(kept + row, own)
         x = tl.load(features + row * size + place, mask=inside, other=0.0).to(tl.float32)
         w = tl.load(prototypes + own * size + place, mask=inside, other=0.0).to(tl.float32)
         # Without ``valid``, the weights of the examples are NaN where the target class is masked.

@@ -100,14 +100,12 @@ def _better(claim: Better, recipe: Recipe, ledger: Ledger) -> Iterator[Compariso
             part = Comparison(rows, column, f"{first} and {second}: open", "open", needed=claim.by)
             diff = difference(ours, theirs)
             if diff is not None:
-                text = f"{first}: {quantity.name} {in_words(diff, quantity)} against {second}"
+                drawn = (ledger.resamples(row, column, claim.quantity) for row in rows)
+                said = in_words(diff, quantity, resampled_difference(*drawn))
+                text = f"{first}: {quantity.name} {said} against {second}"
                 if claim.by:
                     word = "claimed" if claim.by > 0 else "allowed"
                     text += f", {quantity.difference(quantity.way * claim.by, sign=True)} {word}"
-                drawn = (ledger.resamples(row, column, claim.quantity) for row in rows)
-                over = resampled_difference(*drawn)
-                if over is not None:
-                    text += f"; over identities {quantity.shown_ends(over)}"
                 diff = diff if quantity.way > 0 else _negated(diff)
                 outcome = _outcome(diff, claim.by)
                 part = replace(part, text=text, outcome=outcome, difference=diff)
@@ -292,12 +290,17 @@ def _negated(diff: Difference) -> Difference:
     return replace(diff, mean=-diff.mean, interval=interval)
 
 
-def in_words(diff: Difference, quantity: Quantity) -> str:
-    """Format a difference, its unit and its interval for a sentence."""
-    text = quantity.difference(diff.mean, sign=True)
-    if diff.interval is None:
-        return f"{text} (one seed)"
-    return f"{text} (95 % interval {quantity.shown_ends(diff.interval)})"
+def in_words(diff: Difference, quantity: Quantity, over: tuple[float, float] | None = None) -> str:
+    """Format a difference, its unit and its interval for a sentence.
+
+    ``over`` is its interval over identities.
+    """
+    shown = "one seed"
+    if diff.interval is not None:
+        shown = f"95 % interval {quantity.shown_ends(diff.interval)}"
+    if over is not None:
+        shown += f"; over identities {quantity.shown_ends(over)}"
+    return f"{quantity.difference(diff.mean, sign=True)} ({shown})"
 
 
 _KINDS: dict[type, Callable[..., Iterator[Comparison]]] = {
