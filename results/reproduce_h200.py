@@ -89,7 +89,7 @@ MUST: dict[str, list[Line]] = {
         ("kobayashi2019/table4", ["lgm_warm"], CIFAR, 1, 4),
     ],
     "multiples": [("liu2016/cifar", ["m1", "m2", "m3", "m4"], CIFAR, 1, 4)],
-    "large": [("kobayashi2024/cifar", ["sce_direct_nca"], ["way32_84"], 1, 7)],
+    "large": [("kobayashi2024/cifar", ["sce_direct_nca", "bce"], ["way32_84"], 1, 7)],
     "margins": [
         ("zhou2022/table1", [f"{row}{sm}" for row in TEN for sm in ("", "_sm")], CIFAR, 1, 6.5)
     ],
