@@ -54,8 +54,6 @@ def has_exact_products(dtype: torch.dtype) -> bool:
     return dtype == torch.float64 or _has_exact_floats()
 
 
-# Dynamo cannot trace the call, but compiles again when the setting changes.
-@torch.compiler.assume_constant_result
 def _has_exact_floats() -> bool:
     """Whether float32 products are made of float32 numbers, not of shorter ones."""
     try:
@@ -63,6 +61,11 @@ def _has_exact_floats() -> bool:
     except RuntimeError:
         # torch raises once a precision has been set for a single backend.
         return False
+
+
+# Dynamo cannot trace the call, but compiles again when the setting changes. This is what
+# ``torch.compiler.assume_constant_result`` sets, which imports the compiler.
+_has_exact_floats._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def norm(vectors: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ def comparison(better=(0.0, 0.0), kept=True):
 def test_claims_quote_the_interval_over_identities():
     said = comparison((1.0, 3.0)).verdicts[0].parts
     (text,) = [part.text for part in said if part.rows == ("cosface", "softmax")]
-    assert text.endswith("against Softmax; over identities +1.05 to +2.95")
+    assert text.endswith("; over identities +1.05 to +2.95) against Softmax")
     plain = comparison((1.0, 3.0), kept=False).verdicts[0].parts
     assert not any("identities" in part.text for part in plain)
 
