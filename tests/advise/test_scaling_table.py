@@ -86,8 +86,10 @@ def test_more_ranks_of_the_same_batch_each_take_as_many_products():
 @pytest.mark.slow
 def test_the_program_on_the_page_runs_on_two_ranks_and_its_checkpoint_is_whole(tmp_path, capsys):
     (program,) = re.findall(r"^```python\n(.*?)^```", PAGE.read_text(), re.DOTALL | re.M)
-    # On CPUs, torch 2.13 may abort when Python ends while a DistributedDataParallel is there.
-    program += "import gc\n\ndel backbone\ngc.collect()\n"
+    # On CPUs, torch 2.13 may hang or abort if a DistributedDataParallel outlives its group.
+    end = "dist.destroy_process_group()"
+    assert program.endswith(f"{end}\n")
+    program = program.replace(end, f"import gc\n\ndel backbone\ngc.collect()\n{end}")
     (tmp_path / "train.py").write_text(program)
     words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
