@@ -23,7 +23,7 @@ from tammes._validation import batched
 from tammes.kernels.matmul import halved, multiply
 from tammes.kernels.problem import Margin, Problem
 from tammes.kernels.reference import gradients_by_reference, loss_gradients_by_reference
-from tammes.kernels.tiling import FUSED, OF_SCORES, WIDEST
+from tammes.kernels.tiling import MULTIPLY_ADD, OF_SCORES, WIDEST
 from tammes.similarity import InnerProduct, Similarity, full_precision, working_dtype
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _kernels() -> "ModuleType | None":
         if torch.cuda.is_available():
             vectors = torch.ones(1, 16, device="cuda")
             row_kernels.through_lengths[(1,)](
-                vectors, vectors, vectors[0], 16, True, BLOCK=16, **FUSED
+                vectors, vectors, vectors[0], 16, True, BLOCK=16, **MULTIPLY_ADD
             )
     except Exception as error:
         _log.warning(
@@ -134,7 +134,7 @@ def _launch(
         ready[(programs, 1, 1)](*arguments, *constants.values())
         return
     kernel = getattr(_kernels(), name)
-    made = kernel[(programs,)](*arguments, **constants, num_warps=warps, **FUSED)
+    made = kernel[(programs,)](*arguments, **constants, num_warps=warps, **MULTIPLY_ADD)
     # The interpreter compiles nothing.
     if place is not None and made is not None and _launches_directly():
         if len(_compiled) >= _MOST:
@@ -160,7 +160,7 @@ def _this_triton_does() -> bool:
     watched = torch.cuda.get_sync_debug_mode()
     torch.cuda.set_sync_debug_mode("default")
     try:
-        made = kernels.through_lengths[(2,)](found[0], *arguments, BLOCK=16, **FUSED)
+        made = kernels.through_lengths[(2,)](found[0], *arguments, BLOCK=16, **MULTIPLY_ADD)
         made[(2, 1, 1)](found[1], *arguments, 16)
         return torch.equal(*found)
     except Exception as error:

@@ -24,7 +24,7 @@ WIDEST = 4096
 MOST_CENTERS = 12
 """Most prototypes per class that the Triton kernels support: a tile then has 16 classes, the
 fewest for a matrix product."""
-FUSED = {"enable_fp_fusion": True}
+MULTIPLY_ADD = {"enable_fp_fusion": True}
 """Option of all Triton kernels: a product and a sum are one instruction. Triton 3.9 warns where it
 is left to the default, which is another one in 3.10."""
 SCORES = {"cpu": 128 << 20, "cuda": 1 << 30}

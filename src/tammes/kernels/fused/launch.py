@@ -10,7 +10,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from tammes.kernels.fused import triton_kernels
-from tammes.kernels.tiling import FUSED, MOST_CENTERS, tile_rows
+from tammes.kernels.tiling import MOST_CENTERS, MULTIPLY_ADD, tile_rows
 from tammes.similarity import TINY
 
 LOG2E = math.log2(math.e)
@@ -186,7 +186,7 @@ def exponentials(
         BLOCK_SIZE=tile.depth,
         num_warps=tile.warps,
         num_stages=tile.stages,
-        **FUSED,
+        **MULTIPLY_ADD,
     )
 
 
@@ -216,7 +216,7 @@ def hardest(work: Work, tops: Tensor) -> Tensor:
         SOFT=work.sharpness is not None,
         BLOCK_CLASSES=work.tile.classes,
         BLOCK_SIZE=min(64, triton.next_power_of_2(width)),
-        **FUSED,
+        **MULTIPLY_ADD,
     )
     return places
 
@@ -235,7 +235,7 @@ def bend(work: Work, out: Tensor, level: Tensor, slope: Tensor) -> None:
         out.shape[1] // work.centers,
         HAS_COUNTS=work.counts is not None,
         BLOCK=2048,
-        **FUSED,
+        **MULTIPLY_ADD,
     )
 
 
@@ -267,7 +267,7 @@ def _by_row(kernel: Any, like: Tensor, *arguments: Any, **constants: Any) -> Non
         BLOCK_SIZE=block,
         num_warps=4,
         **constants,
-        **FUSED,
+        **MULTIPLY_ADD,
     )
 
 
