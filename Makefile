@@ -64,7 +64,8 @@ floor:
 	$(PYTHON) -m venv .venv-floor
 	.venv-floor/bin/python -m pip install --quiet 'torch==2.11.*' --editable '.[lab]' \
 		hypothesis pytest pytest-xdist
-	.venv-floor/bin/python -m pytest -n auto -m torch_version tests/test_*.py tests/distributed
+	.venv-floor/bin/python -m pytest -n auto -m torch_version \
+		$(shell grep -rl --include='test_*.py' mark.torch_version tests)
 
 # What pip installs today where nothing is pinned, the newest torch among it (some 5 GB).
 newest:
