@@ -26,7 +26,7 @@ MOST_CENTERS = 12
 fewest for a matrix product."""
 MULTIPLY_ADD = {"enable_fp_fusion": True}
 """Option of all Triton kernels: a product and a sum are one instruction. Triton 3.9 warns where it
-is left to the default, which is another one in 3.10."""
+is left to the default, which 3.10 is to change."""
 SCORES = {"cpu": 128 << 20, "cuda": 1 << 30}
 """Bytes of one block of scores, by device type."""
 KEYS = {"cpu": 1 << 20, "cuda": 256 << 20}

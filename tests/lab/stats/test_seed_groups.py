@@ -308,6 +308,8 @@ def set_test_digest(run, digest):
     ("digests", "same"),
     [
         (("one", "two", "three", "four"), False),
+        (("one", "two", "one", "four"), False),
+        (("one", "two", "three", "two"), False),
         # A limit draws the images by seed.
         (("one", "two", "one", "two"), True),
         ((None, "two", "three", "two"), True),

@@ -147,18 +147,20 @@ class Group:
     @cached_property
     def _test_images(self) -> dict[int, tuple[str, Any]]:
         """Digest and shape of the test images, by seed: a limit draws them by it."""
-        found = read_each(self.every, "data")
-        known = ((run, data.get("test_digest"), data.get("image")) for run, data in found)
-        return {run.config.seed: (digest, shape) for run, digest, shape in known if digest}
+        known = ((run.config.seed, data) for run, data in read_each(self.every, "data"))
+        return {
+            seed: (data["test_digest"], data.get("image"))
+            for seed, data in known
+            if data.get("test_digest")
+        }
 
     def shares_test_images(self, other: "Group") -> bool:
         """Whether both were tested on the same images, perhaps under another path."""
-        for seed in self._test_images.keys() & other._test_images.keys():
-            (mine, shape), (its, its_shape) = self._test_images[seed], other._test_images[seed]
-            # The digest of resized images depends on their size.
-            if mine == its or shape == its_shape:
-                return mine == its
-        return self.tested_on == other.tested_on
+        mine, others = self._test_images, other._test_images
+        pairs = [(mine[seed], others[seed]) for seed in mine.keys() & others.keys()]
+        # The digest of resized images depends on their size.
+        same = [one[0] == two[0] for one, two in pairs if one[0] == two[0] or one[1] == two[1]]
+        return all(same) if same else self.tested_on == other.tested_on
 
     @property
     def every(self) -> tuple[Run, ...]:
