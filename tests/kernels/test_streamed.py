@@ -296,7 +296,7 @@ def test_settings_and_weights_that_are_learned_get_their_gradient():
 
 def test_auto_streams_only_what_is_large():
     head = tammes.CosineHead(2, 2**12)
-    small, large = torch.randn(2**7, 2), torch.randn(2**8, 2)
+    small, large = torch.randn(2**10 - 1, 2), torch.randn(2**10, 2)
     reads = frozenset(("target", "others"))
     assert choose_kernel("auto", head.problem(small), reads) == "dense"
     assert choose_kernel("auto", head.problem(large), reads) == "streamed"

@@ -8,7 +8,7 @@ from numbers import Integral
 import torch
 
 from tammes.kernels.dense_gpu import supports
-from tammes.kernels.dispatch import SMALL, Way, in_memory
+from tammes.kernels.dispatch import Way, in_memory, is_small
 from tammes.kernels.problem import Problem
 from tammes.kernels.tiling import MOST_CENTERS, WIDEST
 from tammes.similarity import Cosine, Similarity, working_dtype
@@ -273,5 +273,5 @@ class Workload:
 
     def within(self, rows: int, classes: int) -> Way:
         """Choice of ``implementation="auto"`` for rows of all ranks and a shard of the classes."""
-        large = rows * classes * self.centers >= SMALL
+        large = not is_small(self.problem(rows, classes))
         return "fused" if large and self.half and self.fusable else "streamed"

@@ -25,8 +25,9 @@ Way = Literal["dense", "reference", "streamed", "fused"]
 
 _IMPLEMENTATIONS = frozenset(get_args(Implementation))
 
-SMALL = 1 << 20
-"""Number of scores below which the dense kernel is at least as fast, and its matrices small."""
+_SMALL = {"cpu": 1 << 22, "cuda": 1 << 20}
+"""Number of scores below which the dense kernel is at least as fast, and its matrices small, by
+device type."""
 _FUSED = 1 << 27
 """Number of scores above which the fused kernel is chosen on a GPU, in half precision. On an H200
 at 10^8 scores dense took half the time of fused (an eager step is bound by launches, and dense has
@@ -108,10 +109,15 @@ def compiles(problem: Problem, reads: frozenset[str]) -> bool:
 
 
 def _stays_in_memory(problem: Problem, reads: frozenset[str]) -> bool:
-    if _scores(problem) < SMALL:
+    if is_small(problem):
         return True
     half = product_dtype(problem.features.device) is not None
     return in_memory(problem, reads, half, half and why_not_fused(problem, reads) is None)
+
+
+def is_small(problem: Problem) -> bool:
+    """Whether the dense kernel is used whatever else would fit."""
+    return _scores(problem) < _SMALL.get(problem.features.device.type, _SMALL["cuda"])
 
 
 def _scores(problem: Problem) -> int:
@@ -127,9 +133,9 @@ def in_memory(problem: Problem, reads: frozenset[str], half: bool, fusable: bool
         half: whether products are in half precision.
         fusable: whether the fused kernel could run.
     """
-    scores, device = _scores(problem), problem.features.device
-    if scores < SMALL:
+    if is_small(problem):
         return True
+    scores, device = _scores(problem), problem.features.device
     if device.type not in ("cuda", "meta"):
         return False
     lean = supports(problem, reads)
@@ -153,7 +159,7 @@ def _room(device: torch.device) -> int:
 
 def _pays(problem: Problem) -> bool:
     """Whether the fused kernel is faster: products in half precision, and enough scores."""
-    return product_dtype(problem.features.device) is not None and _scores(problem) >= SMALL
+    return product_dtype(problem.features.device) is not None and not is_small(problem)
 
 
 def why_not_fused(problem: Problem, reads: frozenset[str]) -> str | None:

@@ -5,6 +5,7 @@
 :class:`WholeRows` is the engine that does both for all classes and a block of rows.
 """
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -21,6 +22,8 @@ from tammes.split import SUMMED, softplus
 
 NUMBERS = ("others", "expected", "mean", *SUMMED)
 """Numbers that a kernel reduces scores to; for the hardest class it returns only the index."""
+
+_LOG2_E = 1 / math.log(2)
 
 
 class Needs(NamedTuple):
@@ -248,7 +251,7 @@ class Block:
             self.numbers["softplus"] = smooth.sum(1) if counts is None else smooth @ counts
         self.has_softmax = not reads.isdisjoint(("others", "expected"))
         if self.has_softmax:
-            scores.sub_(self.shift[:, None]).exp_()
+            exponentiate(scores.sub_(self.shift[:, None]))
             if counts is not None:
                 scores.mul_(counts)
             self.sum = scores.sum(1)
@@ -453,6 +456,18 @@ class WholeRows:
     def finish(self, factor: Tensor) -> tuple[Tensor | None, Tensor]:
         """Return the accumulated gradients."""
         return self.keys.finish(factor)
+
+
+def exponentiate(scores: Tensor) -> None:
+    """Overwrite scores with their exponentials.
+
+    On a CPU powers of two are two times as fast as exponentials, and up to ten times in the
+    strided rows of a shared buffer.
+    """
+    if scores.device.type == "cpu":
+        scores.mul_(_LOG2_E).exp2_()
+    else:
+        scores.exp_()
 
 
 def added(total: Tensor | None, more: Tensor | None, factor: Tensor) -> Tensor | None:
