@@ -156,9 +156,10 @@ def _this_triton_does() -> bool:
     arguments = rows, inverses, 16, True
     kernels = _kernels()
     assert kernels is not None
-    # The comparison synchronises, this once.
+    # The comparison synchronises, this once. Setting the mode warns, unless the user did before.
     watched = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("default")
+    if watched:
+        torch.cuda.set_sync_debug_mode("default")
     try:
         made = kernels.through_lengths[(2,)](found[0], *arguments, BLOCK=16, **MULTIPLY_ADD)
         made[(2, 1, 1)](found[1], *arguments, 16)
@@ -167,7 +168,8 @@ def _this_triton_does() -> bool:
         _log.debug("tammes: Triton searches for its kernels at every launch: %s", error)
         return False
     finally:
-        torch.cuda.set_sync_debug_mode(watched)
+        if watched:
+            torch.cuda.set_sync_debug_mode(watched)
 
 
 def _aligned(*tensors: Tensor | None) -> bool:

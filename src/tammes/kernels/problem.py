@@ -134,5 +134,5 @@ def adjusted(problem: Problem, offset: Tensor, gain: Tensor | None = None) -> Pr
     if share is not None and offset.requires_grad:
         offset = sum_gradient(offset, share.group)
     shift = (offset[here] if offset.ndim else offset) / scale
-    shift = shift.expand(len(problem.prototypes))
+    shift = shift.to(problem.features.device).expand(len(problem.prototypes))
     return problem._replace(bias=shift if bias is None else bias + shift)
