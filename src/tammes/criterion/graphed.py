@@ -179,7 +179,12 @@ class _Call:
 
 
 class _Graphs:
-    """Graphs of a call and of its gradients, with the tensors they read and write."""
+    """Graphs of a call and of its gradients, with the tensors they read and write.
+
+    The gradients of a mean or a sum are in the graph of the call, and a backward pass multiplies
+    them by that of the loss. In float16 that factor may keep them from underflowing, as a
+    ``GradScaler`` has it do, so they have a graph of their own, like those of ``reduction="none"``.
+    """
 
     def __init__(
         self, criterion: "Criterion", features: Tensor, labels: Tensor, conditions: _Conditions
@@ -206,8 +211,10 @@ class _Graphs:
             loss: Tensor = torch.func.functional_call(criterion, leaves, arguments)
             return loss
 
+        autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
+        halves = torch.float16 in (autocast, *(tensor.dtype for tensor in inputs))
+        at_once = criterion.reduction != "none" and not halves
         self.forward = Recording(device)
-        self.backward = Recording(device, self.forward.stream)
         self.forward.stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(self.forward.stream):
             for _ in range(_WARM_UP):
@@ -215,13 +222,18 @@ class _Graphs:
         torch.cuda.current_stream(device).wait_stream(self.forward.stream)
         with self.forward.record():
             loss = call()
+            if at_once:
+                found = torch.autograd.grad(loss, inputs, allow_unused=True)
         self.noted: tuple[dict[str, Noted], Tensor | float | None] = (
             criterion._noted,
             criterion._noted_total,
         )
-        self.d_loss = torch.ones_like(loss)
-        with self.backward.record():
-            found = torch.autograd.grad(loss, inputs, self.d_loss, allow_unused=True)
+        self.backward: Recording | None = None
+        if not at_once:
+            self.d_loss = torch.ones_like(loss)
+            self.backward = Recording(device, self.forward.stream)
+            with self.backward.record():
+                found = torch.autograd.grad(loss, inputs, self.d_loss, allow_unused=True)
         self.loss = loss.detach()
         self.d_features = found[0] if features.requires_grad else None
         self.d_parameters = found[1:] if features.requires_grad else found
@@ -256,7 +268,9 @@ class _Replay(torch.autograd.Function):
         # Reading them raises an error if a parameter has been changed since.
         _ = ctx.saved_tensors
         graphs, ctx.call.done = ctx.graphs, True
+        found = (graphs.d_features, None, *graphs.d_parameters)
+        if graphs.backward is None:
+            return None, None, *(None if each is None else each * d_loss for each in found)
         graphs.d_loss.copy_(d_loss)
         graphs.backward.replay()
-        found = (graphs.d_features, None, *graphs.d_parameters)
-        return None, None, *(None if gradient is None else gradient.clone() for gradient in found)
+        return None, None, *(None if each is None else each.clone() for each in found)

@@ -122,7 +122,7 @@ def _launch(
         name: name of the kernel.
         key: determines all of that, together with the name, for contiguous tensors of one dtype
             each: kernels that have been launched with it are launched again. If none, Triton
-            searches.
+            searches. It begins with the index of the device.
         programs: number of programs.
         arguments: positional arguments.
         constants: the remaining parameters, in their order.
@@ -130,8 +130,8 @@ def _launch(
     """
     place = None if key is None else (name, *key)
     ready = None if place is None else _compiled.get(place)
-    if ready is not None:
-        ready[(programs, 1, 1)](*arguments, *constants.values())
+    if ready is not None and key is not None:
+        _launch_compiled(ready, key[0], programs, (*arguments, *constants.values()))
         return
     kernel = getattr(_kernels(), name)
     made = kernel[(programs,)](*arguments, **constants, num_warps=warps, **MULTIPLY_ADD)
@@ -140,6 +140,14 @@ def _launch(
         if len(_compiled) >= _MOST:
             _compiled.clear()
         _compiled[place] = made
+
+
+def _launch_compiled(made: Any, device: int, programs: int, arguments: tuple[Any, ...]) -> None:
+    """Launch a compiled kernel as Triton does after its search, but for a profiler's hooks."""
+    stream = torch._C._cuda_getCurrentRawStream(device)
+    made.run(
+        programs, 1, 1, stream, made.function, made.packed_metadata, None, None, None, *arguments
+    )
 
 
 def _launches_directly() -> bool:
@@ -162,7 +170,7 @@ def _this_triton_does() -> bool:
         torch.cuda.set_sync_debug_mode("default")
     try:
         made = kernels.through_lengths[(2,)](found[0], *arguments, BLOCK=16, **MULTIPLY_ADD)
-        made[(2, 1, 1)](found[1], *arguments, 16)
+        _launch_compiled(made, rows.device.index, 2, (found[1], *arguments, 16))
         return torch.equal(*found)
     except Exception as error:
         _log.debug("tammes: Triton searches for its kernels at every launch: %s", error)
@@ -447,7 +455,7 @@ def forward_pass(
     keys = prototypes
     if low is not None:
         # Norms may exceed the range of half precision, so its products take unit rows.
-        keys = torch.empty_like(prototypes, dtype=low) if unit else prototypes.to(low)
+        keys = torch.empty_like(prototypes, dtype=low)
     if unit:
         inverse, own_inverse = features.new_empty(count), features.new_empty(count)
         class_inverses = features.new_empty(classes)
@@ -472,7 +480,7 @@ def forward_pass(
         *(target, given(gap), given(opposite), labels, ignored),
         *(math.cos(margin.angle), math.sin(margin.angle), count, classes, size, *flags),
     )
-    programs = count + classes if unit else count
+    programs = count if keys is prototypes and not unit else count + classes
     _launch("pair", key, programs, arguments, {"BLOCK": block}, _warps(block))
     products = multiply(query, keys.t())
     softmax = products if low is None else torch.empty_like(products, dtype=low)

@@ -85,3 +85,17 @@ def test_deferring_a_batch_only_copies_the_head():
     with torch.no_grad():
         head.weight += 1
     assert torch.equal(sums.deferred[0].head[0], before)
+
+
+def test_the_backward_pass_of_a_step_needs_no_thread_of_its_own(tmp_path, monkeypatch):
+    backward, threads = torch.Tensor.backward, []
+
+    def noted(loss):
+        threads.append(torch.autograd.is_multithreading_enabled())
+        backward(loss)
+
+    monkeypatch.setattr(torch.Tensor, "backward", noted)
+    train(SMALL, tmp_path)
+    # Seven steps; the doctor looks at a batch by itself.
+    assert threads.count(False) == 7
+    assert torch.autograd.is_multithreading_enabled()

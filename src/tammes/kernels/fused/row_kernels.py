@@ -81,8 +81,8 @@ def pair(
     and ``opposite`` are written too. Otherwise the target is the inner product. A row that is not
     valid, for which ``valid`` has the value ``ignored``, is read as zero, whatever it holds. The
     target is NaN for a label out of range, and for a valid row whose class is masked by a bias of
-    ``-inf``. Programs from ``count`` on write the inverse norm of a prototype and, with WRITE, the
-    normalised prototype.
+    ``-inf``. With WRITE, programs from ``count`` on copy a prototype to ``units``. With UNIT they
+    write its inverse norm, and the copy is normalised.
 
     With LOSS the numbers belong to a cross entropy: labels are written to ``kept``, 0 for a row
     that is not valid or has a label out of range, and with ANGLES the target is the cosine of the
@@ -143,11 +143,13 @@ def pair(
     else:
         at = (row - count) * size + place
         w = tl.load(prototypes + at, mask=inside, other=0.0).to(tl.float32)
-        length = tl.sqrt(tl.sum(w * w, 0))
-        inverse = tl.where(length > TINY, 1.0 / tl.maximum(length, TINY), 0.0)
-        tl.store(class_inverses + row - count, inverse)
+        if UNIT:
+            length = tl.sqrt(tl.sum(w * w, 0))
+            inverse = tl.where(length > TINY, 1.0 / tl.maximum(length, TINY), 0.0)
+            tl.store(class_inverses + row - count, inverse)
+            w *= inverse
         if WRITE:
-            tl.store(units + at, (w * inverse).to(units.dtype.element_ty), mask=inside)
+            tl.store(units + at, w.to(units.dtype.element_ty), mask=inside)
 
 
 @triton.jit

@@ -175,7 +175,10 @@ class Step:
             row = torch.cat([measured, torch.stack(values).float()])
         else:
             self.sums.defer(self.count, values, measured, labels, at_once=at_once)
-        (loss if self.scaler is None else self.scaler.scale(loss)).backward()
+        # A GPU's backward pass would run in another thread, and an eager step of a small network
+        # take 1.2 to 1.5 times as long.
+        with torch.autograd.set_multithreading_enabled(False):
+            (loss if self.scaler is None else self.scaler.scale(loss)).backward()
         if self.config.clip:
             self._clip(self.config.clip)
         if self.scaler is None:
