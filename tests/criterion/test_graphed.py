@@ -121,6 +121,45 @@ def test_graphed_calls_give_what_plain_calls_give(name, autocast):
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16, torch.float16])
+def test_gradients_are_those_of_the_loss_times_its_own(reduction, dtype):
+    criterion = tammes.CosFace(16, 10, reduction=reduction).cuda()
+    features, _ = make_batch()
+    inputs = features, criterion.head.weight
+    labels = torch.randperm(10).repeat(4)[:32].cuda()
+    with torch.autocast("cuda", dtype, enabled=dtype is not None):
+        fast = criterion.graphed(features, labels)
+        assert fast.recorded
+        for factor in (3.0, 65536.0):
+            expected, found = (
+                torch.autograd.grad((factor * call(features, labels)).sum(), inputs)
+                for call in (criterion, fast)
+            )
+            assert_close(found, expected, rtol=1e-4, atol=1e-6 * factor)
+    # In float16 small gradients need the factor before they are computed.
+    alone = fast._graphs.backward is not None
+    assert alone == (reduction == "none" or dtype == torch.float16)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("frozen", ["features", "prototypes"])
+def test_what_takes_no_gradient_gets_none(frozen):
+    criterion = tammes.CosFace(16, 10).cuda()
+    features, labels = make_batch()
+    features.requires_grad_(frozen != "features")
+    criterion.head.weight.requires_grad_(frozen != "prototypes")
+    fast = criterion.graphed(features, labels)
+    assert fast.recorded
+    trained = criterion.head.weight if frozen == "features" else features
+    (expected,) = torch.autograd.grad(2 * criterion(features, labels), trained)
+    (2 * fast(features, labels)).backward()
+    assert_close(trained.grad, expected)
+    assert (features.grad is None) == (frozen == "features")
+    assert (criterion.head.weight.grad is None) == (frozen == "prototypes")
+
+
+@pytest.mark.gpu
 def test_the_last_batch_of_an_epoch_and_evaluation_run_without_a_graph():
     criterion = LOSSES["arcface"]().cuda()
     fast = criterion.graphed(*make_batch())

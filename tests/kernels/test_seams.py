@@ -12,10 +12,11 @@ import tammes
 from tammes.criterion import evaluate_terms
 from tammes.distributed.process_group import RankGroup
 from tammes.kernels import dispatch, tiling
-from tammes.kernels.problem import Share
+from tammes.kernels.problem import Problem, Share, adjusted
 from tammes.kernels.score_map import MappedRows
 from tammes.kernels.streamed.score_blocks import Block
 from tammes.kernels.tiling import Plan
+from tammes.similarity import InnerProduct
 
 try:
     from tammes.kernels.fused import launch as tiles
@@ -211,6 +212,14 @@ def test_a_row_without_rivals_here_has_no_hardest_class_here():
     found = dispatch.split(problem, torch.zeros(2, dtype=torch.long), ["hardest"], "streamed")
     assert found.hardest[0].item() == float("-inf")
     assert_close(found.hardest[1], problem.features[1] @ head.weight[0])
+
+
+@pytest.mark.parametrize("scale", [2.0, torch.tensor(2.0, device="meta")])
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_an_adjustment_follows_the_features_to_their_device(shape, scale):
+    features, prototypes = torch.empty(2, 4, device="meta"), torch.empty(3, 4, device="meta")
+    problem = Problem(features, prototypes, None, scale, InnerProduct())
+    assert adjusted(problem, torch.ones(shape)).bias.device == features.device
 
 
 @pytest.mark.parametrize("way", WAYS)

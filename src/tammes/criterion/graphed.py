@@ -1,4 +1,4 @@
-"""Criterion as CUDA graphs: a call and its gradient at one launch each."""
+"""Criterion as CUDA graphs: a call and its gradients at one launch, where possible."""
 
 import gc
 import logging
@@ -98,7 +98,7 @@ class GraphedCriterion:
         return last is not None and not last.done
 
     def _record(self, features: Tensor, labels: Tensor, conditions: "_Conditions") -> None:
-        """Record both graphs, or log why that is not possible."""
+        """Record the graphs, or log why that is not possible."""
         criterion, graphs = self.criterion, None
         # Free the memory of the old graphs first.
         vars(self)["_graphs"] = None
@@ -181,9 +181,10 @@ class _Call:
 class _Graphs:
     """Graphs of a call and of its gradients, with the tensors they read and write.
 
-    The gradients of a mean or a sum are in the graph of the call, and a backward pass multiplies
-    them by that of the loss. In float16 that factor may keep them from underflowing, as a
-    ``GradScaler`` has it do, so they have a graph of their own, like those of ``reduction="none"``.
+    The gradients of a mean or a sum are in the graph of the call, whether or not a backward pass
+    follows, which multiplies them by that of the loss. In float16 that factor may keep them from
+    underflowing, as a ``GradScaler`` has it do, so they have a graph of their own, like those of
+    ``reduction="none"``.
     """
 
     def __init__(
@@ -211,9 +212,10 @@ class _Graphs:
             loss: Tensor = torch.func.functional_call(criterion, leaves, arguments)
             return loss
 
-        autocast = torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda")
-        halves = torch.float16 in (autocast, *(tensor.dtype for tensor in inputs))
-        at_once = criterion.reduction != "none" and not halves
+        dtypes = [tensor.dtype for tensor in inputs]
+        if torch.is_autocast_enabled("cuda"):
+            dtypes.append(torch.get_autocast_dtype("cuda"))
+        at_once = criterion.reduction != "none" and torch.float16 not in dtypes
         self.forward = Recording(device)
         self.forward.stream.wait_stream(torch.cuda.current_stream(device))
         with torch.cuda.stream(self.forward.stream):

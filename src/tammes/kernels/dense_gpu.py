@@ -128,22 +128,20 @@ def _launch(
         constants: the remaining parameters, in their order.
         warps: warps of each program.
     """
-    place = None if key is None else (name, *key)
-    ready = None if place is None else _compiled.get(place)
-    if ready is not None and key is not None:
+    if key is not None and (ready := _compiled.get((name, *key))) is not None:
         _launch_compiled(ready, key[0], programs, (*arguments, *constants.values()))
         return
     kernel = getattr(_kernels(), name)
     made = kernel[(programs,)](*arguments, **constants, num_warps=warps, **MULTIPLY_ADD)
     # The interpreter compiles nothing.
-    if place is not None and made is not None and _launches_directly():
+    if key is not None and made is not None and _launches_directly():
         if len(_compiled) >= _MOST:
             _compiled.clear()
-        _compiled[place] = made
+        _compiled[name, *key] = made
 
 
 def _launch_compiled(made: Any, device: int, programs: int, arguments: tuple[Any, ...]) -> None:
-    """Launch a compiled kernel as Triton does after its search, but for a profiler's hooks."""
+    """Launch a compiled kernel as Triton does after its search, without a profiler's hooks."""
     stream = torch._C._cuda_getCurrentRawStream(device)
     made.run(
         programs, 1, 1, stream, made.function, made.packed_metadata, None, None, None, *arguments
@@ -164,7 +162,7 @@ def _this_triton_does() -> bool:
     arguments = rows, inverses, 16, True
     kernels = _kernels()
     assert kernels is not None
-    # The comparison synchronises, this once. Setting the mode warns, unless the user did before.
+    # The comparison synchronises, this once. Setting the mode warns the first time.
     watched = torch.cuda.get_sync_debug_mode()
     if watched:
         torch.cuda.set_sync_debug_mode("default")
@@ -480,7 +478,7 @@ def forward_pass(
         *(target, given(gap), given(opposite), labels, ignored),
         *(math.cos(margin.angle), math.sin(margin.angle), count, classes, size, *flags),
     )
-    programs = count if keys is prototypes and not unit else count + classes
+    programs = count if low is None and not unit else count + classes
     _launch("pair", key, programs, arguments, {"BLOCK": block}, _warps(block))
     products = multiply(query, keys.t())
     softmax = products if low is None else torch.empty_like(products, dtype=low)

@@ -116,7 +116,7 @@ def _stays_in_memory(problem: Problem, reads: frozenset[str]) -> bool:
 
 
 def is_small(problem: Problem) -> bool:
-    """Whether the dense kernel is used whatever else would fit."""
+    """Whether there are so few scores that dense is chosen whatever it needs."""
     return _scores(problem) < _SMALL.get(problem.features.device.type, _SMALL["cuda"])
 
 

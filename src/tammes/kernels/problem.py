@@ -118,6 +118,7 @@ def adjusted(problem: Problem, offset: Tensor, gain: Tensor | None = None) -> Pr
     """
     share, scale, bias = problem.share, problem.scale, problem.bias
     here = slice(None) if share is None else share.here
+    offset = offset.to(problem.features.device)
     if gain is not None:
         gain, dtype = gain[here], working_dtype(problem.features, problem.prototypes)
         query, _ = problem.similarity.query(problem.features.to(dtype))
@@ -134,5 +135,5 @@ def adjusted(problem: Problem, offset: Tensor, gain: Tensor | None = None) -> Pr
     if share is not None and offset.requires_grad:
         offset = sum_gradient(offset, share.group)
     shift = (offset[here] if offset.ndim else offset) / scale
-    shift = shift.to(problem.features.device).expand(len(problem.prototypes))
+    shift = shift.expand(len(problem.prototypes))
     return problem._replace(bias=shift if bias is None else bias + shift)

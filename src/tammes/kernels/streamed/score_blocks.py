@@ -461,8 +461,8 @@ class WholeRows:
 def exponentiate(scores: Tensor) -> None:
     """Overwrite scores with their exponentials.
 
-    On a CPU powers of two are two times as fast as exponentials, and up to ten times in the
-    strided rows of a shared buffer.
+    On a CPU powers of two are twice as fast as exponentials, and several times in the strided rows
+    of a shared buffer.
     """
     if scores.device.type == "cpu":
         scores.mul_(_LOG2_E).exp2_()

@@ -175,8 +175,8 @@ class Step:
             row = torch.cat([measured, torch.stack(values).float()])
         else:
             self.sums.defer(self.count, values, measured, labels, at_once=at_once)
-        # A GPU's backward pass would run in another thread, and an eager step of a small network
-        # take 1.2 to 1.5 times as long.
+        # On a GPU, backward would otherwise run in another thread, which makes an eager step of a
+        # small network up to 1.5 times as long.
         with torch.autograd.set_multithreading_enabled(False):
             (loss if self.scaler is None else self.scaler.scale(loss)).backward()
         if self.config.clip:
