@@ -131,7 +131,8 @@ def test_gradients_are_those_of_the_loss_times_its_own(reduction, dtype):
     with torch.autocast("cuda", dtype, enabled=dtype is not None):
         fast = criterion.graphed(features, labels)
         assert fast.recorded
-        for factor in (3.0, 65536.0):
+        # Powers of two round nothing, not even in bfloat16.
+        for factor in (4.0, 65536.0):
             expected, found = (
                 torch.autograd.grad((factor * call(features, labels)).sum(), inputs)
                 for call in (criterion, fast)
