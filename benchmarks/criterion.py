@@ -31,6 +31,7 @@ import sys
 import time
 import warnings
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -224,10 +225,12 @@ def progress():
 
 
 def machine(threads):
-    import pytorch_metric_learning
-
     import tammes
 
+    try:
+        peer = metadata.version("pytorch-metric-learning")
+    except metadata.PackageNotFoundError:
+        peer = "not installed"
     return {
         "cpu": processor(),
         "cores": os.cpu_count(),
@@ -236,7 +239,7 @@ def machine(threads):
         "python": platform.python_version(),
         "torch": torch.__version__,
         "tammes": tammes.__version__,
-        "pytorch_metric_learning": pytorch_metric_learning.__version__,
+        "pytorch_metric_learning": peer,
     }
 
 
