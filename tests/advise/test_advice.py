@@ -125,6 +125,18 @@ def test_every_recommendation_has_a_reason_and_a_basis():
         assert row.basis in ("formula", "measured", "literature", "reports", "rule of thumb")
 
 
+@pytest.mark.parametrize(
+    ("loss", "weight"),
+    [("lm_softmax", 10.0), ("lm_softmax+zero_centroid", None), ("cosface", None)],
+)
+def test_only_the_loss_whose_optimum_needs_it_gets_a_regularizer_of_the_centroid(loss, weight):
+    # It costs five losses accuracy on long-tailed CIFAR-100.
+    advice = advise(100, 64, imbalance=10.0, loss=loss)
+    rows = {row.setting: row.value for row in advice.recommendations}
+    assert rows.get("weight of zero_centroid()") == weight
+    assert ("10*zero_centroid()" in advice.command) == (weight == 10.0)
+
+
 def recommended(setting, **kwargs):
     rows = advise(1_000_000, 512, batch=4096, **kwargs).recommendations
     return next((row for row in rows if row.setting == setting), None)

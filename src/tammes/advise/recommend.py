@@ -221,10 +221,10 @@ def _recommend_training(choice: Choice) -> list[Recommendation]:
             "formula",
         ),
     ]
-    if choice.imbalance > 1 and choice.spherical and "zero_centroid" not in choice.names:
-        weight = 10.0 if choice.main == "lm_softmax" else 1.0
+    unequal = choice.imbalance > 1 and choice.main == "lm_softmax"
+    if unequal and "zero_centroid" not in choice.names:
         reason = "with imbalanced classes the largest class margin is optimal only if this is 0"
-        rows.append(Recommendation("weight of zero_centroid()", weight, reason, "formula"))
+        rows.append(Recommendation("weight of zero_centroid()", 10.0, reason, "formula"))
     if any(name in METRIC for name in choice.names):
         reason = "every example needs another one of its class in the batch"
         rows.append(Recommendation("sampler", "4 examples of a class", reason, "rule of thumb"))

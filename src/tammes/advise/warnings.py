@@ -252,8 +252,10 @@ def _training(choice: Choice) -> Iterator[Caution]:
             "imbalance",
             f"lm_softmax with classes {choice.imbalance:g} times as large as others has its "
             "optimum far from the largest class margin (5° instead of 109° at 100:1 and four "
-            "classes): its gradient does not fade; add 10 to 100 times zero_centroid()",
-            "Zhou et al. 2022, Theorem 8; docs/advise.md",
+            "classes): its gradient does not fade. 10 to 100 times zero_centroid() spreads the "
+            "prototypes, but on long-tailed CIFAR-100 lm_softmax has an accuracy of 24 % with it "
+            "and 25 % without, and cosface of 38 %",
+            "Zhou et al. 2022, Theorem 8; docs/advise.md; zhou2022/table2",
         )
 
 
