@@ -5,6 +5,7 @@
     python benchmarks/everyday.py --device cuda   GPU, float32 and bf16 autocast
     python benchmarks/everyday.py --compiled      CosFace under torch.compile, on a GPU
     python benchmarks/everyday.py --only Tammes   that contestant, beside the code by hand
+    python benchmarks/everyday.py --same-thread   backward in the thread of the call, on a GPU too
     python benchmarks/everyday.py --quick         the smallest size, as a smoke test
 
 Contestants, on the same features and labels: Tammes as it is built by default, the same loss
@@ -133,7 +134,7 @@ def contestants(name, classes, device, only):
 # --------------------------------------------------------------------------------- measurement
 
 
-def step_of(module, features, labels, autocast, graphed):
+def step_of(module, features, labels, autocast, graphed, threads):
     parameters = [*module.parameters()]
     if graphed:
         with torch.autocast(features.device.type, torch.bfloat16, enabled=autocast):
@@ -145,7 +146,8 @@ def step_of(module, features, labels, autocast, graphed):
             parameter.grad = None
         with torch.autocast(features.device.type, torch.bfloat16, enabled=autocast):
             loss = module(features, labels)
-        loss.backward()
+        with torch.autograd.set_multithreading_enabled(threads):
+            loss.backward()
 
     return step
 
@@ -173,7 +175,7 @@ def take_turns(steps, budget, device, clock):
     return turns
 
 
-def measure(name, n, classes, device, autocast, budget, clock, only):
+def measure(name, n, classes, device, autocast, budget, clock, only, threads):
     """Milliseconds of each contestant, and its ratio to the code by hand."""
     generator = torch.Generator().manual_seed(0)
     features = torch.randn(n, DIMENSION, generator=generator).to(device).requires_grad_()
@@ -182,7 +184,7 @@ def measure(name, n, classes, device, autocast, budget, clock, only):
     torch.compiler.reset()
     made = contestants(name, classes, device, only)
     steps = {
-        key: step_of(module, features, labels, autocast, key.endswith("graphed"))
+        key: step_of(module, features, labels, autocast, key.endswith("graphed"), threads)
         for key, module in made.items()
     }
     turns = take_turns(steps, budget, device, clock)
@@ -221,12 +223,15 @@ def main():
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--only", nargs="+", default=CONTESTANTS, choices=CONTESTANTS)
     parser.add_argument("--compiled", action="store_true", help="CosFace under torch.compile")
+    parser.add_argument("--same-thread", action="store_true", help="backward in this thread")
     parser.add_argument("--write", action="store_true", help="into results/everyday_*.json")
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.manual_seed(0)
 
     device, path, say = arguments.device, RESULTS / f"everyday_{arguments.device}.json", progress()
+    if arguments.same_thread:
+        path = path.with_stem(f"{path.stem}_same_thread")
     if arguments.compiled:
         device, path = "cuda", RESULTS / "everyday_compiled.json"
         arguments.losses, arguments.only = ["CosFace"], COMPILED
@@ -246,7 +251,7 @@ def main():
                     continue
                 found = measure(
                     *(name, n, classes, device, setting == "bf16", budget, clock),
-                    arguments.only,
+                    *(arguments.only, not arguments.same_thread),
                 )
                 rows.append(
                     {"loss": name, "n": n, "c": classes, "setting": setting, "contestants": found}

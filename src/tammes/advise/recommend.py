@@ -221,8 +221,7 @@ def _recommend_training(choice: Choice) -> list[Recommendation]:
             "formula",
         ),
     ]
-    unequal = choice.imbalance > 1 and choice.main == "lm_softmax"
-    if unequal and "zero_centroid" not in choice.names:
+    if choice.lacks_centroid:
         reason = "with imbalanced classes the largest class margin is optimal only if this is 0"
         rows.append(Recommendation("weight of zero_centroid()", 10.0, reason, "formula"))
     if any(name in METRIC for name in choice.names):

@@ -88,6 +88,13 @@ class Choice:
         return self.main not in LINEAR and definition(self.main).on == "split"
 
     @property
+    def lacks_centroid(self) -> bool:
+        """Whether the optimum of the loss needs ``zero_centroid``, and the loss lacks it."""
+        return (
+            self.main == "lm_softmax" and self.imbalance > 1 and "zero_centroid" not in self.names
+        )
+
+    @property
     def odds(self) -> float:
         """Score margin that the desired posterior requires."""
         return log_odds(self.posterior, self.work.classes)
@@ -246,7 +253,7 @@ def _training(choice: Choice) -> Iterator[Caution]:
             "(tammes.schedules.LambdaAnnealing)",
             "sphereface #14, #40; LargeMargin_Softmax #15",
         )
-    if main == "lm_softmax" and choice.imbalance > 1 and "zero_centroid" not in choice.names:
+    if choice.lacks_centroid:
         yield Caution(
             "risk",
             "imbalance",
